@@ -75,7 +75,7 @@ class MissingExtra(KnowgateError):
 
 @contextlib.contextmanager
 def require_extra(feature: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtra if a package that the `with` block imports is not installed.
+    """Raise MissingExtra if the `with` body imports a missing package.
 
     Args:
         feature: What needs the package, as the subject of the message.
@@ -102,10 +102,7 @@ class ServerError(ModelError):
 
 
 class RejectionError(ServerError):
-    """A search, embedding or rerank server rejected a request, or its reply is unusable.
-
-    That can depend on the content of the request, such as a question that is too long, so others may succeed.
-    """
+    """A search, embedding or rerank server rejected a request or sent an unusable reply. Other requests may succeed."""
 
 
 class DeviceError(ModelError):

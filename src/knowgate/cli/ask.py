@@ -50,10 +50,10 @@ def ask(
     explain: Explain = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer questions, and retrieve passages only for those that the gate says need them.
+    """Answer questions, and search for passages only when the gate says so.
 
-    A line of standard input is a question, or a JSON object: {"question": ...}, or a conversation,
-    {"messages": [{"role": "user", "content": ...}, ...]}.
+    Each line of standard input is a question or a JSON object. Examples of objects: {"question": "Who wrote Hamlet?"},
+    {"messages": [{"role": "user", "content": "Who wrote Hamlet?"}]}.
     """
     settings = load_command_settings(config, options, no_rules)
     lines = None if interactive else read_arguments(questions)  # Bad input is reported before a model is loaded.
@@ -74,7 +74,7 @@ def ask(
 
 
 def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, explain: bool, as_json: bool) -> None:
-    """Print the answer to each question, then warnings: that answers were cut off, or that questions are unusual.
+    """Print the answer to each question, then warnings about cut-off answers and unusual questions.
 
     Args:
         rag: The pipeline that answers.
@@ -134,11 +134,9 @@ def decide(
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
-    """Print the guarantee of the gate if `explain` is set. Otherwise, only warn if it does not hold.
+    """Print the gate's accuracy guarantee if asked to.
 
-    A guarantee limits how many right answers the gate may lose, compared with always retrieving. It holds only for
-    the LLM and the documents that the gate was calibrated with. The warning is printed only for a gate that the user
-    fitted: packaged gates were calibrated on other documents, so nobody relies on their guarantee here.
+    Otherwise warn if the guarantee of a user's own gate does not hold.
     """
     if explain:
         if rag.guarantee:
@@ -156,7 +154,7 @@ def _print_truncation_notice(rag: AdaptiveRAG) -> None:
 
 
 def _warn_about_far_questions(rag: AdaptiveRAG, distances: Sequence[float | None]) -> None:
-    """Print a warning if too many questions are unlike those that the gate was fitted on.
+    """Print a warning if too many questions are unlike the gate's training questions.
 
     Args:
         rag: The pipeline that decided.
@@ -171,7 +169,7 @@ def _warn_about_far_questions(rag: AdaptiveRAG, distances: Sequence[float | None
 
 
 def _run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool) -> None:
-    """Answer questions as one conversation: first those given, then lines of standard input until an empty line."""
+    """Answer questions as one conversation. Standard input follows the given questions."""
     conversation = Conversation(rag)
     for number, text in enumerate(_read_conversation(first), start=1):
         question = conversation.rewrite(text, str(number) if as_json else "")
@@ -201,10 +199,9 @@ def _read_conversation(first: Sequence[str]) -> Iterator[str]:
 
 
 def _parse_question_line(model: Model, line: Question) -> Question:
-    """Return the question of an input line, which is plain text or a JSON object.
+    """Return the question of a line (plain text or JSON).
 
-    The object holds the question itself (`{"question": ...}`) or a chat (`{"messages": [...]}`). The model rewrites the
-    last question of a chat so that it can be understood alone. Any other text in braces is itself the question.
+    The model rewrites the last question of a chat to stand alone.
 
     Raises:
         BadInput: The line looks like a chat, but its JSON or its messages are invalid.
@@ -232,10 +229,7 @@ MAX_PASSAGE_WIDTH = 90  # characters of a passage that are printed
 
 
 def show_answer(answer: Answer) -> None:
-    """Print an answer, the decision whether to retrieve, and the retrieved passages.
-
-    Questions of a batch have ids. For them, the question is printed first, so that the answers can be told apart.
-    """
+    """Print an answer, the decision whether to retrieve, and the retrieved passages."""
     if answer.question.id:
         create_console().print(Text(f"{answer.question.id}. {sanitize_text(get_original_text(answer.question))}"))
     show_rewritten_question(answer.question)
@@ -250,16 +244,13 @@ def get_original_text(question: Question) -> str:
 
 
 def show_rewritten_question(question: Question) -> None:
-    """Print the rewritten question; nothing if the question was not rewritten."""
+    """Print the rewritten question, if there is one."""
     if get_original_text(question) != question.text:
         create_console().print(Text(f"  understood as: {sanitize_text(question.text)}", style="dim"))
 
 
 def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
-    """Answer a question, and print the decision, the text and the sources as soon as each is known.
-
-    The decision whether to retrieve is printed before the answer is generated. If it has changed when the answer is
-    complete, for example because a note was added to it, it is printed again.
+    """Answer a question, and print each part as soon as it is known.
 
     Returns:
         The complete answer.
@@ -288,8 +279,6 @@ def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
 class StreamedLine:
     """A line of output that grows piece by piece.
 
-    Pieces are sanitized character by character, so an escape sequence that is split over two pieces is harmless, too.
-
     Attributes:
         is_open: Whether text was printed to the line that `close` has not ended yet.
     """
@@ -304,7 +293,7 @@ class StreamedLine:
         create_console().print(Text(sanitize_text(text), style="bold"), end="")
 
     def close(self) -> None:
-        """End the line, so that later output starts on a new line. Does nothing if no text was printed."""
+        """End the line if any text was printed to it."""
         if self.is_open:
             create_console().print()
         self.is_open = False
@@ -316,7 +305,7 @@ def show_decision(decision: Decision) -> None:
 
 
 def show_sources(answer: Answer) -> None:
-    """Print the retrieved passages, and the time if the question was not answered in a batch."""
+    """Print the retrieved passages. The time is printed only for single questions."""
     console = create_console()
     for passage in answer.passages:
         text = shorten(passage.text, MAX_PASSAGE_WIDTH)
@@ -326,14 +315,7 @@ def show_sources(answer: Answer) -> None:
 
 
 def show_decision_basis(decision: Decision) -> None:
-    """Print what the gate reports about a decision.
-
-    This may be nothing, or some of these:
-
-    - how far the question is from those that the gate was fitted on,
-    - the raw score, from which the need (how likely the question needs a search, 0 to 1) was calibrated,
-    - similar logged questions, each labeled with whether the LLM knew the answer.
-    """
+    """Print the gate's details about a decision. These are the distance, the raw score and similar logged questions."""
     console = create_console()
     if decision.distance is not None:
         text = f"distance {decision.distance:.2f} from the questions the gate was fitted on; 99 % of them are within 1"

@@ -24,14 +24,14 @@ def calibrate_command(
         typer.Option(metavar="DIR|rules", help="Arbiter that you use; the threshold is then for both together."),
     ] = None,
 ) -> None:
-    """Choose the threshold of a gate: for a guaranteed accuracy, a retrieval budget or the best accuracy.
+    """Choose the threshold of a gate.
 
-    The gate computes how likely a question needs a search (its need, 0 to 1), and retrieves if that is above the
-    threshold. A fitted gate stores the new threshold. Questions that the gate or the arbiter was fitted on are left
-    out. No LLM runs.
+    The gate scores how likely a question needs a search. It retrieves if the score is above the threshold. The
+    threshold is chosen for a guaranteed accuracy, a retrieval budget or the best accuracy. A fitted gate stores it.
+    Training questions are left out. No LLM runs.
 
-    An arbiter picks one of the answers with and without passages. With --arbiter, the threshold is for gate and arbiter
-    together. The loss is still measured against always retrieving without an arbiter.
+    With --arbiter, the threshold is for the gate and the arbiter together. An arbiter picks one of the answers with and
+    without passages. The loss is still measured against always retrieving without an arbiter.
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """

@@ -49,14 +49,14 @@ def list_models(context: typer.Context) -> None:
 
 
 def _list_weights() -> Iterator[tuple[str, ...]]:
-    """Yield a row for each set of weights that knowgate can download."""
+    """Yield a row for each downloadable set of weights."""
     for name, spec in weights.WEIGHTS.items():
         state = "yes" if weights.is_cached(name) else f"no: knowgate models pull {name}"
         yield name, f"{spec.megabytes} MB", state, spec.summary
 
 
 def _list_converted_models() -> Iterator[tuple[str, ...]]:
-    """Yield a row for each GGUF model that was converted and stored in the cache."""
+    """Yield a row for each converted GGUF model in the cache."""
     for folder in sorted((cache_dir() / "converted").glob("*-v*")):
         if folder.is_dir():  # named NAME-DIGEST-vVERSION
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6

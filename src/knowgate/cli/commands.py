@@ -22,7 +22,7 @@ CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParamete
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """A command that is imported only when it is used.
+    """A command that is imported on first use.
 
     Attributes:
         target: Where the command is defined: "module:function", or "module:app" for a group of commands. If the
@@ -38,10 +38,7 @@ class CommandEntry:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, name: str) -> Any:
-        """Return the command as a typer command or group.
-
-        A target such as "module:function" is imported. Any other target is called, and returns the function of the command.
-        """
+        """Import or make the command, and return it as a typer command or group."""
         target: Any = self.target
         target = load_target(target, feature=f"knowgate {name}", extra="") if isinstance(target, str) else target()
         if isinstance(target, typer.Typer):
@@ -69,18 +66,18 @@ def create_command(name: str, function: Callable[..., None], renamed: Mapping[st
 
 
 class RenamedOptionsCommand(TyperCommand):
-    """Command that also accepts options under their old names, and then prints a note on stderr."""
+    """Command that also accepts the old names of options. An old name prints a note on stderr."""
 
     renamed: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, with the old names of options replaced by the new ones."""
+        """Parse the command line, after replacing old names of options by new ones."""
         end = args.index("--") if "--" in args else len(args)  # words after "--" are not options
         renamed = [self._rename(word) for word in args[:end]]
         return list(super().parse_args(ctx, renamed + args[end:]))
 
     def _rename(self, word: str) -> str:
-        """Return a word of the command line with the old name of an option replaced by its new name."""
+        """Replace the old name of an option by the new name. Example: `--kind=bm25` becomes `--retriever=bm25`."""
         name, equals, value = word.partition("=")
         if name not in self.renamed:
             return word
@@ -96,7 +93,7 @@ class LazyCommands(Mapping[str, Any]):
         self.loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """Return a command, which is imported if this is its first use."""
+        """Return a command. The first use imports it."""
         if name not in self.loaded:
             self.loaded[name] = self.entries[name].load(name)
         return self.loaded[name]
@@ -112,7 +109,7 @@ class LazyCommands(Mapping[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """Group of commands that come from a table and are imported only when they are used: all commands of `knowgate`."""
+    """Group of commands from a table. A command is imported on first use."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -133,10 +130,9 @@ class LazyGroup(TyperGroup):
         return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
 
     def _with_placeholders(self) -> LazyGroup:
-        """Return a copy of the group whose commands can be listed, but not run.
+        """Return a copy of the group with commands for listing only.
 
-        Help and completion show only names and summaries. With placeholders, no command has to be imported for them,
-        which would take seconds.
+        The placeholders avoid slow imports for help and completion.
         """
         group = copy.copy(self)
         group.commands = {}

@@ -24,9 +24,9 @@ PIPED_WIDTH = 220  # width of a table in characters if the output is not a termi
 
 @dataclass(frozen=True)
 class SanitizedRenderable:
-    """Wrapper around a rich renderable that escapes control characters in its text.
+    """Wrapper around a rich renderable.
 
-    Control sequences that rich itself generates are kept.
+    Control characters in the text are escaped, but control sequences of rich are kept.
     """
 
     inner: RenderableType
@@ -39,7 +39,7 @@ class SanitizedRenderable:
 
 
 class SanitizingHook(RenderHook):
-    """Escapes control characters in everything that a console prints, except cursor movements of rich."""
+    """Hook that escapes control characters in the output of a console. Cursor movements of rich are kept."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [item if isinstance(item, Control) else SanitizedRenderable(item) for item in renderables]
@@ -67,10 +67,7 @@ def inform(message: RenderableType = "", style: str | None = None, *, end: str =
 
 
 def create_wide_console(max_width: int = PIPED_WIDTH) -> Console:
-    """Create a console for tables. It is at most `max_width` characters wide, and not wider than the terminal.
-
-    If the output is not a terminal, `PIPED_WIDTH` takes the place of its width.
-    """
+    """Create a console for tables, at most `max_width` characters wide."""
     width = None if sys.stdout.isatty() else PIPED_WIDTH  # None means the width of the terminal
     console = create_console(soft_wrap=False, width=width)
     console.width = min(console.width, max_width)
@@ -78,7 +75,7 @@ def create_wide_console(max_width: int = PIPED_WIDTH) -> Console:
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """Print an object as one line of JSON whose text cannot control the terminal."""
+    """Print an object as one line of JSON, safe for terminals."""
     has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
     line = json.dumps(record, ensure_ascii=not has_utf8, allow_nan=False)
     sys.stdout.write(sanitize_json(line) + "\n")

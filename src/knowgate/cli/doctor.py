@@ -94,7 +94,7 @@ def doctor(options: DoctorOptions) -> None:
 
 
 def summarize_findings(findings: Sequence[Finding], next_command: str) -> Text:
-    """Summarize the checks in one line that says what to do next.
+    """Summarize the checks in one line, with the next step.
 
     Args:
         findings: Results of the checks.
@@ -113,10 +113,7 @@ def summarize_findings(findings: Sequence[Finding], next_command: str) -> Text:
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check packages, weights, cache and GPU, and yield a result for each.
-
-    An optional package that is missing is reported with the extra of knowgate that installs it.
-    """
+    """Check packages, weights, cache and GPU, and yield a result for each."""
     yield Finding("knowgate", f"{VERSION}, python {platform.python_version()}")
     for package, (module, extra) in OPTIONAL_PACKAGES.items():
         if _is_installed(module):
@@ -179,9 +176,7 @@ def _check_gpu() -> Finding:
 
 
 def check_serving(config: Path | None = None) -> Iterator[Finding]:
-    """Check whether `knowgate serve` would start, and yield a result for each check.
-
-    Nothing is started or changed. If the settings file is invalid, the checks that depend on it are left out.
+    """Check whether `knowgate serve` would start, and yield a result for each check. Nothing is started or changed.
 
     Args:
         config: The settings file. Default: knowgate.toml in the current folder, if there is one.
@@ -203,7 +198,7 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
 
 
 def _check_server_packages() -> Finding:
-    """Check whether the packages of the server are installed; some only make it faster."""
+    """Check whether the packages of the server are installed. Some are optional."""
     missing = [name for name in (*REQUIRED_SERVER_MODULES, *FAST_SERVER_MODULES) if not _is_installed(name)]
     if missing:
         is_broken = not set(missing).isdisjoint(REQUIRED_SERVER_MODULES)
@@ -234,7 +229,7 @@ def _check_port(options: ServeOptions) -> Finding:
 
 
 def _check_keys(options: ServeOptions) -> Finding:
-    """Check the file of API keys. A server that other machines can reach must have API keys."""
+    """Check the file of API keys. A server for other machines must have keys."""
     if options.keys is None:
         if options.is_local:
             return Finding("API keys", "none: only clients on this machine are served")

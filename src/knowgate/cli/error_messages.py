@@ -34,7 +34,7 @@ REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typ
 
 
 def describe_internal_error(error: BaseException, arguments: Sequence[str]) -> str:
-    """Write a report file about an unexpected exception, and return a message that names the file.
+    """Write a report about an unexpected exception, and return a message with the file name.
 
     Args:
         error: The exception.
@@ -56,7 +56,7 @@ def _describe_exception(error: BaseException) -> str:
 
 
 def compute_error_id(error: BaseException) -> str:
-    """Return eight hex digits that identify the place in the code where an exception occurred."""
+    """Return eight hex digits for the place in the code of an exception."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{Path(frame.filename).name}:{frame.name}:{frame.lineno}" for frame in frames[-8:]]  # innermost
     return hashlib.sha256("\n".join([type(error).__name__, *lines]).encode()).hexdigest()[:8]
@@ -81,7 +81,7 @@ def format_traceback(error: BaseException) -> str:
 
 
 def _list_versions() -> Iterator[str]:
-    """Yield name and version of the installed packages that matter for a report."""
+    """Yield the name and version of packages for a report."""
     from importlib import metadata
 
     for package in REPORTED_PACKAGES:
@@ -90,7 +90,7 @@ def _list_versions() -> Iterator[str]:
 
 
 def _write_report(error_id: str, text: str) -> Path | None:
-    """Write a report to the cache folder or, if that fails, to the folder for temporary files.
+    """Write a report to the cache folder, or else to the folder for temporary files.
 
     Returns:
         The file; None if it could not be written.
@@ -109,14 +109,13 @@ def _write_report(error_id: str, text: str) -> Path | None:
 
 
 def explain_usage_error(error: Any) -> str:
-    """Explain in one line how the command line was wrong, and where to read more.
+    """Explain in one line how the command line was wrong.
 
-    If a command is missing or unknown, the line ends with the known commands. Otherwise it ends with the command that
-    shows the help page, such as "See: knowgate ask --help".
+    The line ends with the known commands or "See: knowgate ask --help".
 
     Args:
-        error: A usage error of typer. Only one about a wrong value has the attribute `param`, and only one about an
-            unknown option has `option_name`. `ctx` is the context of the command; None if no command was reached.
+        error: A usage error of typer. It has `param` for a wrong value, and `option_name` for an unknown option. `ctx`
+            is the context of the command, or None.
     """
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
     if not sentence.endswith("?"):
@@ -135,9 +134,9 @@ def explain_usage_error(error: Any) -> str:
 
 
 def explain_library_error(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
-    """Replace Python arguments in an error message of the library by flags of the command that is running.
+    """Replace Python arguments in an error message by flags of the running command.
 
-    For example, `samples=0` becomes `--samples 0`. A message about the settings file is returned unchanged.
+    Example: `samples=0` becomes `--samples 0`.
 
     Args:
         message: The message.
@@ -153,9 +152,9 @@ def explain_library_error(message: str, arguments: Sequence[str], commands: Mapp
 
 
 def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> Any:
-    """Return the command that a command line runs.
+    """Return the command of a command line.
 
-    For ['fit', 'fusion', '--labels', 'run'] that is the command `fusion` of the group `fit`.
+    Example: ['fit', 'fusion', '--labels', 'run'] gives the command `fusion` of `fit`.
 
     Args:
         arguments: Words of the command line.
@@ -178,10 +177,9 @@ def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> Any:
 
 
 def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
-    """Replace Python arguments in a message of the library by the flags of a command.
+    """Replace Python arguments in a message by flags.
 
-    `samples=0` becomes `--samples 0`, `mask=True` becomes `--mask`, `mask=False` becomes `no --mask`, and the name of
-    an argument in backticks becomes its flag.
+    Examples: `samples=0` becomes `--samples 0`, `mask=False` becomes `no --mask`.
 
     Args:
         message: A message of the library.

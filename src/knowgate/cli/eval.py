@@ -50,8 +50,8 @@ def eval_(
 ) -> None:
     """Compare gates and recommend one with a threshold.
 
-    Prints the recommendation, then a table of all gates. --full adds tables of ranking, calibration and cost; they are
-    also in the report (--out).
+    Prints the recommendation, then a table of all gates. --full adds tables of ranking, calibration and cost. The
+    report (--out) has all tables.
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
@@ -94,7 +94,7 @@ def _list_runs(evaluation: Evaluation) -> str:
 
 
 def _print_warnings(evaluation: Evaluation) -> None:
-    """Print caveats of the data, and a warning for each gate that was fitted on very different questions."""
+    """Print caveats of the data, and warn about gates fitted on very different questions."""
     n_questions = len(evaluation.table.rows)
     warnings = evaluation.table.list_caveats()
     # The warning is empty if few questions are far from the gate's training questions.
@@ -152,11 +152,10 @@ def compare(
     gates: GatesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Compare two evaluations, such as before and after a change, or of two LLMs or two indexes.
+    """Compare two evaluations A and B, such as before and after a change.
 
-    Prints for each gate how much the results of B differ from those of A, with intervals. If A and B share enough
-    questions, the differences are computed question by question on these (paired). A label run is first evaluated with
-    --gates.
+    Prints for each gate the difference from A to B, with intervals. Shared questions are compared one by one (paired)
+    if there are enough. A label run is first evaluated with --gates.
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """

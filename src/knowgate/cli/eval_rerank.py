@@ -64,11 +64,11 @@ def eval_rerank(
     out: Annotated[Path, path_option("DIR", "Output folder. If interrupted, run the command again.")],
     options: RerankEvaluationOptions,
 ) -> None:
-    """Compare rerankers by how often they put a passage that helps the LLM first.
+    """Compare rerankers by how often they rank a helpful passage first.
 
-    Which passages help was measured by `knowgate prefer`. The retriever's own order and the best possible order
-    (oracle) are always included. With --model, also compare the accuracy of the answers. Each source of passages
-    (`prefer --source`) gets its own table; the LLMs answer the questions of the first source only.
+    `knowgate prefer` has measured which passages help the LLM. The retriever's own order and the best possible order
+    (oracle) are always included. With --model, the accuracy of the answers is compared, too. Each source of passages
+    gets a table. The LLMs answer the questions of the first source only.
 
     Example: knowgate eval-rerank --pref pref --rerank my-reranker --model smollm --out result
     """
@@ -119,9 +119,9 @@ def _compare(
 
 
 def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
-    """Parse texts of the form NAME=SPEC into specs by name. A spec without a name is named after its folder.
+    """Parse texts of the form NAME=SPEC into specs by name.
 
-    ['new=models/a', 'models/b'] gives {'new': 'models/a', 'b': 'models/b'}.
+    Example: ['new=models/a', 'models/b'] gives {'new': 'models/a', 'b': 'models/b'}.
 
     Raises:
         BadSetting: Two rerankers have the same name.
@@ -142,15 +142,9 @@ def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
-    """Return the specs of rerankers with the base reranker first, under the name 'base'.
+    """Return the specs with the base reranker first, if there is one.
 
-    The base is the cross-encoder before it was trained on an LLM's preferences. The first of these is used:
-
-    1. the spec that is already named 'base',
-    2. the argument `base`,
-    3. a copy that `fit reranker` stored in the folder of a reranker.
-
-    If there is none, the specs are returned unchanged.
+    The base is the reranker before its training on preferences.
     """
     stored_copies = [Path(spec) / RERANKER_BASE for spec in specs.values()]
     candidates = [specs.get(RERANKER_BASE), base, *(str(folder) for folder in stored_copies if folder.is_dir())]
@@ -174,7 +168,7 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
-    """Warn about the train split, and about rerankers that were trained on another LLM's preferences than these."""
+    """Warn about the train split, and about rerankers trained for another LLM."""
     if split == "train":
         inform("Rerankers are trained on the train split, so these numbers say nothing about new questions.")
     for name, spec in specs.items():

@@ -68,7 +68,7 @@ ArbiterMode = Annotated[
 
 
 class FitGroup(LazyGroup):
-    """The group `knowgate fit`; a command is imported only when it is used."""
+    """The command group `knowgate fit`. A command is imported on first use."""
 
     def get_entries(self) -> Mapping[str, CommandEntry]:
         """Return the commands of the group by name: all gates, then `arbiter` and `reranker`."""
@@ -85,18 +85,14 @@ class FitGroup(LazyGroup):
         return entries
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command. An unknown name raises an error that suggests a similar one."""
+        """Return a command. The error for an unknown name suggests a similar one."""
         if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
             raise UnknownName("fitted gate", cmd_name, self.commands)
         return self.commands.get(cmd_name)
 
 
 def summarize_gate(name: str) -> str:
-    """Return the line that `knowgate fit --help` shows for a gate.
-
-    For a gate of another package, that is the first line of its fit function's docstring or, if the function cannot be
-    loaded, the error message.
-    """
+    """Return the line of a gate in `knowgate fit --help`."""
     if name in FITTED_GATES:
         return FITTED_GATES[name].summary
     try:
@@ -117,9 +113,9 @@ def fit_policy_command(
     *,
     options: PolicyOptions,
 ) -> None:
-    """Fit a policy (a gate, its threshold and an arbiter) and print it: `knowgate fit` without a gate name.
+    """Fit a policy (gate, threshold and arbiter) and print it.
 
-    With a gate name, as in `knowgate fit probe`, do nothing, because typer then runs the command of that gate.
+    This is `knowgate fit` without a gate name. A gate name runs the gate's own command.
     """
     if context.invoked_subcommand is not None:
         if labels or out:
@@ -134,7 +130,7 @@ def fit_policy_command(
 
 
 def print_policy(policy: FittedPolicy, model: str) -> None:
-    """Print the policies that were compared on stdout, and the chosen one and how to use it on stderr.
+    """Print the compared policies, the chosen one, and how to use it.
 
     Args:
         policy: The fitted policy. Its `choice` is None if the label runs have no answers with passages.
@@ -169,11 +165,9 @@ app = typer.Typer(
 
 
 def make_gate_command(name: str) -> Callable[..., None]:
-    """Make the function behind `knowgate fit NAME`, for example `knowgate fit probe`.
+    """Make the function behind a command such as `knowgate fit probe`.
 
-    Every gate has options of its own, so the flags differ from gate to gate. `expand_options` makes them from the
-    annotations of `command`: one flag for each field of an option model. `options` are the options that all gates
-    share. `own` are those of this gate; their model is known only here, so it is set as an annotation below.
+    `own` are the options of this gate, `options` those of all.
     """
     function = load_fit_function(name)
 
@@ -194,10 +188,7 @@ def make_gate_command(name: str) -> Callable[..., None]:
 def fit_and_print(
     name: str, labels: list[Path], out: Path, options: FitOptions, gate_options: Mapping[str, Any]
 ) -> None:
-    """Fit a gate, and print its metrics on held-out questions.
-
-    The metrics go to stdout. Messages go to stderr: notes of the fit, when the gate retrieves, the next commands, and
-    warnings.
+    """Fit a gate, and print its metrics on held-out questions. Notes, warnings and the next commands go to stderr.
 
     Args:
         name: Name of the gate.
@@ -231,7 +222,7 @@ def fit_and_print(
 
 
 def _describe_gate(gate: FittedGate) -> Text:
-    """Describe when the gate retrieves, with a warning if its AUROC is not provably above 0.5 (chance)."""
+    """Describe when the gate retrieves. Warn if its AUROC is not provably above 0.5 (chance)."""
     manifest = gate.artifact.manifest
     text = Text(f"It retrieves {describe_retrieval_rule(manifest['threshold'])}.")
     low = manifest["metrics"]["auroc"]["low"]
@@ -245,19 +236,15 @@ def _describe_gate(gate: FittedGate) -> Text:
 
 
 def make_arbiter_command() -> Callable[..., None]:
-    """Make the function behind `knowgate fit arbiter`, with the options of every mode (way of choosing an answer).
-
-    `expand_options` makes the flags from the annotations of `command`. So `own` is annotated with a class that inherits
-    the options of all modes.
-    """
+    """Make the function behind `knowgate fit arbiter`. `own` has the options of all ways to choose an answer."""
     models = tuple(read_fit_options(load_arbiter_fit_function(mode)) for mode in ARBITER_MODES[1:])  # without 'auto'
 
     def command(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
     ) -> None:
-        """Fit an arbiter, which chooses between the answers with and without passages.
+        """Fit an arbiter (it picks the answer with or without passages).
 
-        `own` has the options of the modes. Only those that the user set are passed on.
+        Only options that the user set are passed on.
         """
         fit_arbiter_and_print(labels or [], out, mode, seed, get_set_fields(own))
 
@@ -267,9 +254,7 @@ def make_arbiter_command() -> Callable[..., None]:
 
 
 def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:
-    """Fit an arbiter, which picks one of the answers with and without passages, and print its metrics.
-
-    Print a warning if it is not provably more accurate than always giving the answer with passages.
+    """Fit an arbiter (it picks the answer with or without passages) and print its metrics.
 
     Args:
         labels: Folders of the label runs to fit on.
@@ -299,9 +284,9 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
 
 
 def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
-    """Return a progress callback for a fit.
+    """Return a callback that shows the progress of a fit.
 
-    It prints the steps of the search for a policy as lines, and shows everything else on the progress bar.
+    Milestones become lines, and everything else moves the progress bar.
     """
 
     def watch(progress: FitProgress) -> None:

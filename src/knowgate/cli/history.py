@@ -49,7 +49,7 @@ SHOWN_COLUMNS = ("id", "similarity", "label", "question", "outcome", "source")
 
 
 class ScopeOptions(Options):
-    """Options that select a scope of the log: the entries of one model, one set of prompts and one tenant."""
+    """Options to select the log entries of one model, one set of prompts and one tenant."""
 
     model: str | None = option(
         None, "Fingerprint of the model; `knowgate history stats` lists them.", flag="--model-fingerprint"
@@ -78,10 +78,10 @@ def import_(
     history: HistoryOption = DEFAULT_HISTORY,
     embedder: EmbedderName = None,
 ) -> None:
-    """Add the questions of label runs to the log, each labeled with whether the LLM knew the answer.
+    """Add the questions of label runs to the log, labeled as known or unknown.
 
-    Time-sensitive questions (marked by `fact_type` or `time_sensitive` in their meta) are logged only if the LLM
-    answered them wrong, because a right answer may be outdated tomorrow.
+    A time-sensitive question is logged only if the LLM answered wrong. A right answer may be outdated tomorrow. Such
+    questions have `fact_type` or `time_sensitive` in their meta.
 
     Example: knowgate history import runs/train --rule all --time-sensitive bench:uar_gate_time/train --history log.db
     """
@@ -152,7 +152,7 @@ def search(
     embedder: EmbedderName = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the logged questions that are most similar to a question."""
+    """Show the most similar logged questions."""
     store = _open_existing(history, embedder)
     neighbors = store.search([question], k, _resolve_scope(store, options))[0]
     _print_records([{**asdict(item), "similarity": round(item.similarity, 3)} for item in neighbors], as_json)
@@ -184,8 +184,7 @@ def export(history: HistoryOption = DEFAULT_HISTORY) -> None:
 def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> None:
     """Delete expired entries.
 
-    If you give the fingerprints of a model and of prompts, only their entries are kept: those of the same tenant's
-    other models and prompts are deleted, too, even if they have not expired.
+    Give fingerprints to delete the tenant's entries for other models and prompts, too.
     """
     model, prompts = options.model, options.prompts
     if (model is None) != (prompts is None):
@@ -216,10 +215,9 @@ def copy(
     target: Annotated[str, typer.Argument(help="Log to copy into. Created if there is none.")],
     embedder: EmbedderName = None,
 ) -> None:
-    """Copy all entries of a log into another log, for example from a file into a database.
+    """Copy all entries of a log into another log, such as a file into a database.
 
-    Entries that already exist in the target are replaced. If the target uses another embedding, the questions are
-    embedded again. Otherwise the vectors are copied.
+    Existing entries of the target are replaced. If the embeddings differ, the questions are embedded again.
 
     Example: knowgate history copy history.db postgresql://knowgate@db/knowledge
     """
@@ -233,7 +231,7 @@ def copy(
 
 
 def _open_existing(history: str, embedder: str | None = None) -> HistoryStore:
-    """Open an existing log; raise BadInput if there is none, since reading commands must not create one."""
+    """Open an existing log. Reading commands must not create one."""
     if not history_exists(history):
         name = redact_secrets(history)
         raise BadInput(f"there is no log '{name}'. Make one: knowgate history import RUN --history {name}")
@@ -241,7 +239,7 @@ def _open_existing(history: str, embedder: str | None = None) -> HistoryStore:
 
 
 def _read_entries(run: Path, options: ImportOptions) -> list[LogEntry]:
-    """Read entries from a file made by `history export`, or make them from the rows of a label run folder."""
+    """Read the log entries of an exported file, or make them from a label run."""
     if run.is_file():
         return [entry_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
     folder = RunFolder(run)
@@ -250,7 +248,7 @@ def _read_entries(run: Path, options: ImportOptions) -> list[LogEntry]:
 
 
 def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope], history: str) -> None:
-    """Log the time-sensitive questions of a data set once for each scope (imported model and set of prompts).
+    """Log the time-sensitive questions of a data set, once for each scope. A scope is a model with its prompts.
 
     Raises:
         BadInput: The data marks no question as time-sensitive.
@@ -267,7 +265,7 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope
 
 
 def _warn_about_language(entries: Sequence[LogEntry]) -> None:
-    """Warn if most questions are Chinese, because the default embedding knows only English."""
+    """Warn if most questions are Chinese. The default embedding knows only English."""
     n_chinese = sum(detect_language(entry.question) == "zh" for entry in entries)
     if n_chinese * 2 > len(entries):
         log.warning("Most of these questions are Chinese, but minilm is an English embedding. Use --embedder m3e.")
@@ -279,9 +277,7 @@ def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
 
 
 def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
-    """Return the scope (model, prompts, tenant) that the options select.
-
-    A fingerprint (of the model or of the prompts) that the user did not give is taken from the log.
+    """Return the scope (model, prompts, tenant) of the options. Missing values are taken from the log.
 
     Raises:
         BadSetting: Several scopes of the log match, or none does.
@@ -304,7 +300,7 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
 
 
 def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
-    """Print records as JSON Lines, or as a table of the columns in `SHOWN_COLUMNS` that they have."""
+    """Print records as JSON Lines, or as a table of `SHOWN_COLUMNS`."""
     if as_json:
         for record in records:
             print_json(record)

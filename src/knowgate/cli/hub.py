@@ -24,10 +24,10 @@ def export_judge_command(
         Literal["q8_0", "f16"], typer.Option(help="Number format of the weights: 8 bits, or 16 bits at twice the size.")
     ] = "q8_0",
 ) -> None:
-    """Copy a gate and convert its judge (a fine-tuned model) to a GGUF file, which llama.cpp runs.
+    """Copy a gate and convert its judge (a fine-tuned model) to a GGUF file for llama.cpp.
 
     The new gate needs less memory and no torch, but it needs the extra llamacpp. Judges based on Llama and Qwen2 models
-    can be exported. A guarantee is not copied: run knowgate calibrate on the new gate.
+    can be exported. A guarantee is not copied. To get one, run knowgate calibrate on the new gate.
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
@@ -59,7 +59,7 @@ def push(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=ADDRESS_HELP)],
     options: PushOptions,
 ) -> None:
-    """Upload a fitted gate, arbiter or reranker to the Hugging Face hub, or copy it to a shared folder.
+    """Upload a fitted gate, arbiter or reranker to the Hugging Face hub or a shared folder.
 
     The hub needs an access token in the environment variable HF_TOKEN.
 
@@ -76,9 +76,9 @@ def pull(
         str | None, typer.Option(help="Branch, tag or commit of the hub repository. Default: the newest.")
     ] = None,
 ) -> None:
-    """Download a gate, arbiter or reranker that was uploaded with `knowgate push`.
+    """Download a gate, arbiter or reranker from the Hugging Face hub or a shared folder.
 
-    The files are checked before they are stored.
+    The files are checked first.
 
     Example: knowgate pull hf:acme/faq-gate --out faq-gate
     """

@@ -35,13 +35,13 @@ def import_answers(
     ] = "contains",
     limit: LimitOption = None,
 ) -> None:
-    """Make a label run from answers that were recorded elsewhere, for an LLM that cannot be run here.
+    """Make a label run from answers of an LLM elsewhere.
 
-    Gates can be fitted on this run as on any other. Each line of the data holds a question and its answers:
+    Gates can be fitted on this run like on any other. Each line of the data holds a question and its answers:
 
     {"question": "Who wrote Hamlet?", "answers": ["Shakespeare"], "alone": "Marlowe", "searched": "Shakespeare"}
 
-    Grades by people or by your own judge are used instead of the string rule if you name their fields.
+    Name the fields with grades by people or by your own judge, to use these grades.
 
     Example: knowgate import-answers --data jsonl:asked.jsonl --model my-llm --closed alone --open searched --out run
 
@@ -66,7 +66,7 @@ def label(
         Path | None, path_option("FILE", "Also write KB-SAT data (known and unknown questions) to this file.")
     ] = None,
 ) -> None:
-    """Answer questions without and with retrieved passages, grade the answers, and record what the LLM knows.
+    """Answer questions with and without passages, grade the answers, and record the results.
 
     Run the same command again to continue an interrupted run.
     """
@@ -102,16 +102,16 @@ class LabelProgressBar:
 
 
 def _format_speed(progress: LabelProgress) -> str:
-    """Format the questions and the tokens per second; '' if no time has passed."""
+    """Format the questions and tokens per second. '' if no time has passed."""
     if not progress.seconds:
         return ""
     return f"{progress.fresh / progress.seconds:.2f} questions/s, {progress.tokens / progress.seconds:.0f} tokens/s"
 
 
 def _print_summary(progress: LabelProgress, out: Path) -> None:
-    """Print how many questions are labeled, how many failed, and the speed of this session.
+    """Print how many questions are labeled and failed, and the speed.
 
-    `progress.done` includes questions of earlier, interrupted sessions; `progress.fresh` does not.
+    Only `progress.fresh` leaves out earlier sessions.
     """
     failed = ""
     if progress.failed:
@@ -121,13 +121,9 @@ def _print_summary(progress: LabelProgress, out: Path) -> None:
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
-    """Write three sets of questions that test whether the LLM can tell what it knows (KB-SAT).
+    """Write three sets of questions to test whether the LLM can tell what it knows (KB-SAT).
 
-    - OUT: as many questions that the LLM knows as questions that it does not know.
-    - OUT.swapped.jsonl: known questions in which a name, year or title is replaced, so that the LLM does not know them.
-    - OUT.rare.jsonl: known questions with a rare word in front, which the LLM still knows.
-
-    Prints a warning if nothing could be replaced in any question.
+    OUT has known and unknown questions. OUT.swapped.jsonl and OUT.rare.jsonl have altered known questions.
     """
     sets = build_kb_sat(folder.rows(), seed)
     swapped_file = out.with_suffix(".swapped.jsonl")

@@ -78,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. Errors are printed on stderr as one line, never raised.
-
-    With `--debug` anywhere among the options, or KNOWGATE_DEBUG=1, the traceback of an error is printed, too.
+    """Run a command and return its exit code. An error is printed as one line, and with `--debug` as a traceback.
 
     Args:
         arguments: Words of the command line without the program name. Default: those of this process.
@@ -98,10 +96,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def silence_libraries() -> None:
-    """Turn off progress bars, warnings and logs of other packages. Must be called before they are imported.
-
-    Only the `knowgate` command does this, not the library. Environment variables that the user has set are kept.
-    """
+    """Turn off progress bars, warnings and logs of other packages. Must be called before they are imported."""
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not sys.warnoptions:
@@ -110,7 +105,7 @@ def silence_libraries() -> None:
 
 
 def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
-    """Run a command and return its exit code. Expected errors are printed; unexpected ones are raised."""
+    """Run a command and return its exit code. Expected errors are printed, unexpected ones are raised."""
     try:
         return _run(arguments)
     except KnowgateError as error:
@@ -156,17 +151,14 @@ def _log_to_stderr() -> None:
 
 
 class SanitizingFormatter(logging.Formatter):
-    """Log formatter that escapes characters that could control the terminal."""
+    """Log formatter that escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return sanitize_text(super().format(record))
 
 
 def _print_error(message: str, code: int, is_debug: bool) -> int:
-    """Print an error message on one line of stderr and return the exit code.
-
-    With `is_debug`, the traceback of the current exception is printed before it.
-    """
+    """Print an error message on one line of stderr and return the exit code."""
     from rich.text import Text
 
     from knowgate.cli.console import inform

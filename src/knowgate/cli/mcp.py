@@ -29,8 +29,8 @@ def mcp(
 ) -> None:
     """Offer the tools decide, search, ask and feedback to agents, by the Model Context Protocol (MCP).
 
-    MCP clients start this command themselves. Add it to the configuration of the client:
-    "mcpServers": {"knowgate": {"command": "knowgate", "args": ["mcp", "--docs", "DIR"]}}
+    MCP clients start this command themselves. Add it to the configuration of the client: "mcpServers": {"knowgate":
+    {"command": "knowgate", "args": ["mcp", "--docs", "DIR"]}}
     """
     settings = load_command_settings(config, options, no_rules)
     rag = build_pipeline(settings)

@@ -37,11 +37,9 @@ FLAG_TYPES = (str, Path, float, int, bool)  # a field that accepts several types
 
 
 def expand_options(function: Callable[..., None], **panels: str) -> Callable[..., None]:
-    """Return a typer command that has one flag for each field of the option models in a function's signature.
+    """Turn a function with option models into a typer command.
 
-    `def label(data: str, options: LabelOptions)` becomes a command with the parameter `data` and one parameter per
-    field of `LabelOptions`. It makes the `LabelOptions` object and calls `label`. Without option models, the function
-    is returned unchanged.
+    Each field of a model becomes a flag: `LabelOptions.seed` becomes `--seed`.
 
     Args:
         function: The function behind a command.
@@ -53,10 +51,7 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
         return function
 
     def command(**values: Any) -> None:
-        """Make the object of each option model from the values of its flags, and call the original function.
-
-        `values` holds the value of each flag; None if the flag was not typed, so that its field stays unset.
-        """
+        """Make the option models from the flags, and call the original function. A flag is None if it was not typed."""
         for argument, model in models.items():
             flag_values = {name: values.pop(name, None) for name in _list_flags(model)}
             typed = {name: value for name, value in flag_values.items() if value is not None}
@@ -73,20 +68,20 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
 
 
 def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
-    """Make a typer parameter for each field of an option model, except for fields without a flag."""
+    """Make a typer parameter for each field of an option model with a flag."""
     flags = _list_flags(model)
     short_flags = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
     return [_make_flag(name, model.model_fields[name], flag, short_flags, panel) for name, flag in flags.items()]
 
 
 def _list_flags(model: type[Options]) -> dict[str, str]:
-    """Return the flag of each field of an option model, by field name, without fields that have no flag."""
+    """Return the flags of an option model by field name."""
     flags = {name: get_flag(name, field) for name, field in model.model_fields.items()}
     return {name: flag for name, flag in flags.items() if flag}
 
 
 def get_flag(name: str, field: FieldInfo) -> str | None:
-    """Return the flag of a field, such as '--max-tokens' or '--mask/--no-mask'; None if it has no flag."""
+    """Return the flag of a field, such as '--max-tokens' or '--mask/--no-mask', or None."""
     extra = _get_extra(field)
     if "flag" in extra:
         return str(extra["flag"]) if extra["flag"] else None
@@ -145,10 +140,7 @@ def _get_extra(field: FieldInfo) -> dict[str, Any]:
 
 
 def _flatten(annotation: Any) -> Iterable[Any]:
-    """Yield the plain types in an annotation: `list[int] | None` gives int and NoneType.
-
-    Unions, lists and Annotated are opened. A Literal gives the types of its values.
-    """
+    """Yield the plain types in an annotation. Example: `list[int] | None` gives int and NoneType."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         yield from _flatten(arguments[0])
@@ -162,9 +154,9 @@ def _flatten(annotation: Any) -> Iterable[Any]:
 
 
 def _is_list(annotation: Any) -> bool:
-    """Return whether a field with this annotation takes several values, so that its flag can be repeated.
+    """Return whether a flag can be repeated.
 
-    True for `list[int]` and `list[int] | None`; False for `int` and `str | list[str]`.
+    True for `list[int]` and `list[int] | None`, False for `int` and `str | list[str]`.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -174,13 +166,13 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _get_flag_type(annotation: Any) -> type:
-    """Return the type that the value of a flag is parsed as; str if none of the `FLAG_TYPES` is in the annotation."""
+    """Return the type of a flag's value. The default is str."""
     plain_types = set(_flatten(annotation))
     return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain_types), str)
 
 
 def _list_values(annotation: Any) -> list[str]:
-    """List the allowed values of `Literal[...]` or `Literal[...] | None`; empty for other annotations."""
+    """List the allowed values of `Literal[...]`. Empty for other annotations."""
     for part in (annotation, *typing.get_args(annotation)):
         if typing.get_origin(part) is typing.Literal:
             return [str(value) for value in typing.get_args(part)]
@@ -188,10 +180,7 @@ def _list_values(annotation: Any) -> list[str]:
 
 
 def _format_default(field: FieldInfo) -> str:
-    """Return the end of a help text, such as ' Default: 20.'; '' if the default is obvious or already named.
-
-    typer cannot add it, because it sees None as the default of every flag.
-    """
+    """Return the end of a help text, such as ' Default: 20.'. An obvious default gives ''."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     is_obvious = isinstance(default, bool) or default in (None, "", (), [])
     is_named = "Default" in (field.description or "")
@@ -199,7 +188,7 @@ def _format_default(field: FieldInfo) -> str:
 
 
 def _get_bound(field: FieldInfo, kind: type, name: str) -> float | None:
-    """Return the minimum or the maximum that a field allows, for the help page.
+    """Return the minimum or maximum of a field, for the help page.
 
     Args:
         field: The field.
@@ -216,8 +205,7 @@ def _get_bound(field: FieldInfo, kind: type, name: str) -> float | None:
 def _iter_metadata(field: FieldInfo) -> Iterator[Any]:
     """Yield the constraints of a field, such as its minimum `Ge(1)`.
 
-    Those of `Annotated[int, Ge(1)]` are in `field.metadata`. In a union such as `Annotated[int, Ge(1)] | None`, they
-    are still in the annotation of the member.
+    For `Annotated[int, Ge(1)] | None`, they are in the union members.
     """
     yield from field.metadata
     for member in typing.get_args(field.annotation):

@@ -21,10 +21,7 @@ from knowgate.pipeline.settings import DecisionOptions, PipelineOptions, load_se
 
 
 def parse_path(text: str) -> Path:
-    """Parse a path; raise BadSetting if it is empty.
-
-    An unset shell variable gives an empty path, which would silently mean the current folder.
-    """
+    """Parse a path, and reject an empty one. An unset shell variable would otherwise mean the current folder."""
     if not text.strip():
         raise BadSetting("a path on the command line is empty. Name a folder or file; '.' means the current folder.")
     return expand_path(text)
@@ -63,10 +60,7 @@ def parse_integers(option: str, text: str, *, minimum: int = 0) -> list[int]:
 
 
 def format_command_line() -> str:
-    """Return the current command line for a model card.
-
-    Absolute paths are cut to their last part, and logins and keys in URLs are removed.
-    """
+    """Return the current command line for a model card. Private parts of paths and URLs are removed."""
     words = [Path(word).name if Path(word).is_absolute() else redact_urls(word) for word in sys.argv[1:]]
     return shlex.join(["knowgate", *(word for word in words if word != "--debug")])
 
@@ -92,7 +86,7 @@ ConfigFile = Annotated[
 
 
 def load_command_settings(config: Path | None, options: DecisionOptions, no_rules: bool) -> PipelineOptions:
-    """Combine the settings file with the flags of a command. Flags that were typed take precedence.
+    """Combine the settings file with the flags of a command. Flags take precedence.
 
     Args:
         config: The settings file. Default: knowgate.toml in the current folder, if there is one.
@@ -106,10 +100,9 @@ def load_command_settings(config: Path | None, options: DecisionOptions, no_rule
 
 
 def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) -> list[str]:
-    """Split the values of `--gates` at commas into gates: ['flare,my-gate'] becomes ['flare', 'my-gate'].
+    """Split the values of `--gates` at commas.
 
-    Two kinds of commas do not separate gates: one between options of a gate, as in 'dhicl:k=5,words=1/2', and one in
-    the name of a gate that a label run has recorded scores of, as in 'fusion, cheap'.
+    Example: ['flare,dhicl:k=5,words=1/2'] becomes ['flare', 'dhicl:k=5,words=1/2'].
 
     Args:
         values: Values of the flag; None means 'auto'.
@@ -135,10 +128,9 @@ def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) ->
 
 
 def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
-    """Join pieces again that were split at a comma inside the name of a gate.
+    """Join pieces of gate names with commas.
 
-    With the recorded gate 'fusion, cheap', the pieces 'flare', 'fusion', ' cheap' become 'flare', 'fusion, cheap'. If
-    several names are possible, the longest one is used.
+    With the gate 'fusion, cheap', the pieces 'fusion' and ' cheap' become 'fusion, cheap'.
 
     Args:
         pieces: Pieces of a text that was split at commas.
@@ -154,8 +146,8 @@ def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> It
 
 
 def suggest_ask_options(model: str) -> str:
-    """Return the options that `knowgate ask` needs to use a gate fitted on this model; usually "".
+    """Return the options that `knowgate ask` needs for this model, usually "".
 
-    A gate that was fitted on imported answers knows neither the server that gave them nor the documents.
+    Imported answers name no server and no documents.
     """
     return f" --docs DIR --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""

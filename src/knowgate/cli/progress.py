@@ -19,7 +19,7 @@ MINUTE, HOUR = 60.0, 3600.0
 
 
 class ProgressCallback(Protocol):
-    """Callback with which a job reports its progress."""
+    """Callback for the progress reports of a job."""
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
         """Report progress.
@@ -38,7 +38,7 @@ class ProgressCallback(Protocol):
 
 @contextmanager
 def show_progress(task: str, unit: str, console: Console = STDERR_CONSOLE) -> Iterator[ProgressCallback]:
-    """Show the progress of a job while the `with` block runs. Yields the callback for the job.
+    """Show the progress of a job during the `with` block. Yields the callback for the job.
 
     Args:
         task: What the job does ("labeling").
@@ -70,7 +70,7 @@ class ProgressBars:
     ids: dict[str, TaskID] = field(default_factory=dict)
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
-        """Update the bar of a stage, which is added with the first report."""
+        """Update the bar of a stage. The first report adds the bar."""
         name = sanitize_text(stage or self.task)
         if name not in self.ids:
             self.ids[name] = self.bars.add_task(name, total=None, pace="")
@@ -82,10 +82,9 @@ class ProgressBars:
 
 @dataclass
 class ProgressLines:
-    """Shows progress as lines of text, for output that is not a terminal.
+    """Shows progress as lines of text, for output to a file or pipe.
 
-    The first line is printed after a few seconds. The interval between lines then doubles up to one minute. Nothing is
-    printed when all items are done.
+    The interval between lines doubles, up to one minute.
 
     Attributes:
         task: What the job does.
@@ -110,7 +109,7 @@ class ProgressLines:
         self.next_at = self.clock() + self.interval
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
-        """Print the progress and the remaining time, if it is time for the next line."""
+        """Print the progress and the remaining time, if a line is due."""
         now = self.clock()
         name = stage or self.task
         first_done, first_time = self.starts.setdefault(name, (done, now))

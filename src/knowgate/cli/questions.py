@@ -15,9 +15,7 @@ from knowgate.types import Question
 
 
 def read_arguments(questions: list[str] | None) -> Iterator[Question]:
-    """Read questions from the arguments or, if there are none, from standard input, one per line.
-
-    The id of a question is the number of its argument or line, starting at 1. A single argument has the id "".
+    """Read questions from the arguments, or else from the lines of standard input.
 
     Raises:
         BadInput: There is no question, or standard input is a terminal.
@@ -32,23 +30,22 @@ def read_arguments(questions: list[str] | None) -> Iterator[Question]:
 
 
 def read_question_file(file: Path) -> Iterator[Question]:
-    """Read questions from a text file, one per line, or from a JSONL file, recognized by its name."""
+    """Read questions from a text file, one per line, or from a JSONL file."""
     if is_jsonl_file(str(file)):
         return read_messages(file)
     return _read_lines(_open_lines(file), f"'{file}'")
 
 
 def _open_lines(file: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, which is open while they are read."""
+    """Yield the lines of a file."""
     with file.open("rb") as lines:
         yield from lines
 
 
 def _read_lines(lines: Iterable[bytes], where: str) -> Iterator[Question]:
-    """Return an iterator over the questions in lines of text. Empty lines are skipped.
+    """Return an iterator over the questions in lines of text.
 
-    The first question is read at once, so that empty input is reported before a model is loaded. The other lines are
-    read on demand.
+    The first question is read at once, to report empty input early.
 
     Args:
         lines: The lines, as bytes.
@@ -65,7 +62,7 @@ def _read_lines(lines: Iterable[bytes], where: str) -> Iterator[Question]:
 
 
 def _iterate_questions(lines: Iterable[bytes], where: str) -> Iterator[Question]:
-    """Yield a question for each line that is not empty, with the line number as its id."""
+    """Yield a question for each non-empty line. The id is the line number."""
     for number, line in enumerate(lines, start=1):
         text = _decode(line, number, where)
         if number == 1:
@@ -75,7 +72,7 @@ def _iterate_questions(lines: Iterable[bytes], where: str) -> Iterator[Question]
 
 
 def _decode(line: bytes, number: int, where: str) -> str:
-    """Decode a line as UTF-8; raise BadInput that names the line if that is impossible."""
+    """Decode a line as UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
@@ -85,10 +82,7 @@ def _decode(line: bytes, number: int, where: str) -> str:
 
 
 def _check_argument(text: str) -> str:
-    """Return a question from the command line; raise BadInput if it is empty or not valid UTF-8.
-
-    Python represents invalid bytes of the command line as surrogates, which cannot be encoded.
-    """
+    """Return a question from the command line, after checking its text."""
     if not text.strip():
         raise BadInput("the question is empty. Type a question.")
     try:
@@ -102,16 +96,13 @@ def _check_argument(text: str) -> str:
 
 
 def read_messages(file: Path) -> Iterator[Question]:
-    """Read the questions of a JSONL file of recorded traffic.
-
-    The question of a line is in `question` or `text`, or is the last message of the user in `messages`.
-    """
+    """Read the questions of a JSONL file of recorded traffic."""
     for number, record in read_jsonl(file):
         yield Question(_get_text(record, f"{file} line {number}"), str(number))
 
 
 def _get_text(record: Mapping[str, Any], where: str) -> str:
-    """Return the question of one line of a traffic log; raise BadInput if it has none."""
+    """Return the question of one line of a traffic log."""
     text = record.get("question") or record.get("text")
     messages = record.get("messages")
     if text is None and isinstance(messages, list):

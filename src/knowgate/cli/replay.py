@@ -63,11 +63,11 @@ class ReplayOptions(TrafficOptions):
 
 
 def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptions) -> None:
-    """Show what each threshold would have saved and risked on logged traffic, compared with always retrieving.
+    """Show what each threshold would have saved and risked on logged traffic.
 
-    On a label run, the risk is the share of correct answers lost. A log has no correct answers. There, the risk is the
-    share of questions whose answers with and without passages disagree. This is weaker evidence. The risk of a
-    threshold is unknown if fewer than 100 of the questions that it skips have both answers.
+    Everything is compared with always retrieving. On a label run, the risk is the share of correct answers lost. A log
+    has no correct answers. There, the risk is the share of questions with different answers with and without passages.
+    The risk is unknown if fewer than 100 skipped questions have both answers.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
@@ -92,7 +92,7 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
 
 
 def parse_thresholds(text: str) -> list[float]:
-    """Parse thresholds written as a range in steps of 0.1 ('0.1..0.9') or as a list ('0.25,0.5').
+    """Parse thresholds from a range ('0.1..0.9', steps of 0.1) or a list ('0.25,0.5').
 
     Raises:
         BadSetting: The text is neither, or a threshold is outside 0 to 1.
@@ -139,10 +139,9 @@ def read_traffic(location: str, options: TrafficOptions, arm: str | None = None)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
-    """Return a note for one or two thresholds of the table, such as {0.4: "the gate's own", 0.5: "as it ran"}.
+    """Return notes on thresholds.
 
-    "the gate's own" marks the threshold that `gate` was calibrated to. "as it ran" marks the threshold that the logged
-    decisions were made with, if it was the same for all of them. If both are the same, it is marked "as it ran".
+    Example: {0.4: "the gate's own", 0.5: "as it ran"}. The latter made all logged decisions.
     """
     names: dict[float, str] = {}
     if gate is not None:
@@ -155,7 +154,7 @@ def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
 
 
 def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
-    """Return the own threshold of a gate. Raises BadSetting if the log was made with another gate."""
+    """Return the own threshold of a gate. The log must be from the same gate."""
     loaded = load_gate(gate)
     if loaded.name not in log.gates:
         raise BadSetting(
@@ -166,9 +165,9 @@ def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
 
 
 def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str], *, with_money: bool) -> TextTable:
-    """Build the table of what each threshold would have saved and risked, compared with always retrieving.
+    """Build the table of what each threshold would have saved and risked.
 
-    Narrow terminals drop columns from the right, so the risks come before the less important savings.
+    Risks come first, because narrow terminals drop the last columns.
 
     Args:
         results: One row for each threshold. Always retrieving has a threshold below 0.
@@ -195,10 +194,9 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
 
 
 def _format_known(result: replay.ReplayResult) -> str:
-    """Format how many of the skipped questions have both answers, as '30 of 120 (25%)'.
+    """Format how many skipped questions have both answers, as '30 of 120 (25%)'.
 
-    Only for questions with answers both with and without passages is it known what skipping the search risks. If no
-    question is skipped, the result is '-'.
+    The risk is known only for these questions.
     """
     saving = result.savings["retrievals"]
     n_skipped = 0 if saving is None else round(saving.saved)
@@ -208,17 +206,13 @@ def _format_known(result: replay.ReplayResult) -> str:
 
 
 def _makes_extra_calls(result: replay.ReplayResult) -> bool:
-    """Return whether the gate is known to make more LLM calls than always retrieving."""
+    """Return whether the gate makes more LLM calls than always retrieving. False if unknown."""
     calls = result.savings["llm_calls"]
     return calls is not None and calls.saved < 0
 
 
 def _format_saving(saving: replay.SavedAmount | None, unit: str = "") -> str:
-    """Format what is saved compared with always retrieving, as '12 s (40%)'. An unknown amount is '-'.
-
-    If more is used instead of less, the text is '3 s more (10%)'. The percentage is relative to what always retrieving
-    uses, and is left out if that is 0.
-    """
+    """Format a saving against always retrieving, as '12 s (40%)'. A loss is '3 s more (10%)', an unknown amount '-'."""
     if saving is None:
         return "-"
     saved = round(saving.saved, 9)
@@ -234,7 +228,7 @@ def _format_share(share: Proportion) -> str:
 
 
 def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
-    """Print how many questions the numbers are based on, what was left out, and what was estimated."""
+    """Print how many questions the numbers cover, with omissions and estimates."""
     n = len(log.events)
     arbiter = f" with the arbiter {log.arbiter}" if log.arbiter else ""
     few = f" Fewer than {replay.MIN_KNOWN_QUESTIONS} prove little." if n < replay.MIN_KNOWN_QUESTIONS else ""
@@ -291,10 +285,10 @@ class CostOptions(TrafficOptions):
 
 
 def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOptions) -> None:
-    """Compare what 1,000 questions cost if you always retrieve, never retrieve, or use a gate.
+    """Compare the cost of 1,000 questions with always retrieving, never retrieving, and a gate.
 
-    Prints what the gate saves, the break-even price (the price of a search above which the gate is cheaper than always
-    retrieving), and a table. Money is in the currency of your prices.
+    Also prints what the gate saves and the break-even price. The gate is cheaper if a search costs more than this
+    price. Money is in the currency of your prices.
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
@@ -323,7 +317,7 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
 
 
 def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
-    """Return the threshold that the user gave, else that of the gate, else the one that the log ran with.
+    """Return the threshold of the user, of the gate, or of the log, in this order.
 
     Raises:
         BadSetting: The user gave neither a threshold nor a gate, and the log ran with several thresholds or none.
@@ -338,9 +332,9 @@ def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
 
 
 def build_cost_table(comparison: CostComparison, threshold: float, currency: str) -> TextTable:
-    """Build the table of costs, with one row each for always retrieving, never retrieving, and the gate.
+    """Build the table of costs of always retrieving, never retrieving, and the gate.
 
-    A column is left out if its amount is unknown in all rows.
+    Columns without any known amount are left out.
 
     Args:
         comparison: Costs per question of always, never and gated retrieval.
@@ -370,10 +364,7 @@ def _format(amount: float | None, template: str = "{:,.0f}") -> str:
 
 
 def describe_saving(comparison: CostComparison, currency: str) -> str:
-    """Say what the gate saves, and how many right answers it loses and gains, compared with always retrieving.
-
-    The money is left out if it is unknown. The right answers are left out if the answers are not graded.
-    """
+    """Say what the gate saves, and which right answers it loses and gains."""
     text = f"The gate skips {comparison.searches:.0%} of the searches."
     always = comparison.always.money(comparison.prices)
     gated = comparison.gated.money(comparison.prices)
@@ -391,11 +382,7 @@ def describe_saving(comparison: CostComparison, currency: str) -> str:
 
 
 def describe_break_even(comparison: CostComparison) -> str:
-    """Say how much a search must cost for the gate to be cheaper than always retrieving: the break-even price.
-
-    The price is unknown (None) in three cases, and the text then says which: LLM calls have no price, the log lacks an
-    amount that has a price, or the gate skips no search.
-    """
+    """Say at which price of a search the gate is cheaper than always retrieving. If the price is unknown, say why."""
     if comparison.break_even is not None:
         return f"The gate is cheaper if a search costs more than {comparison.break_even:.3g}."
     if not comparison.prices.include_llm:
@@ -412,11 +399,7 @@ def describe_break_even(comparison: CostComparison) -> str:
 
 
 def _describe_unpriced_calls(comparison: CostComparison) -> str:
-    """Say that the costs leave out LLM calls because these have no price, and how to set one.
-
-    If it is known, also say how many calls the gate makes, and below which price of a call (`break_even_call`) the gate
-    is cheaper than always retrieving.
-    """
+    """Say that the costs leave out LLM calls, and how to set their price."""
     text = "The money leaves out LLM calls, which have no price."
     if comparison.gated.calls is not None:
         text += f" The gate makes {comparison.gated.calls:.2f} LLM calls per question where always retrieving makes 1."

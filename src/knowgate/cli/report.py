@@ -30,9 +30,9 @@ def report(
     html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the HTML page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
-    """Show which questions the LLM answers from memory and where passages help or harm, for one or more label runs.
+    """Show which questions the LLM answers from memory, and where passages help or harm.
 
-    Prints tables with the runs side by side, and writes an HTML page into the folder of the first run.
+    Prints tables with the label runs side by side. Also writes an HTML page.
     """
     reports = read_run_reports(runs)
     for run in reports:
@@ -56,7 +56,7 @@ def report(
 
 
 def _print_topics(runs: Sequence[Path], options: topics.TopicOptions) -> None:
-    """Print the table of topics and the rules that follow from it; write the rules to a file if one is given."""
+    """Print the table of topics and the proposed rules. The rules can also be written to a file."""
     results = topics.measure_topics(load_label_table(runs, layers=()), options.topics or topics.AUTO_TOPICS)
     create_wide_console().print(render_tables([topics.build_topic_table(results)]))
     rules = topics.propose_rules(results)

@@ -60,7 +60,7 @@ class FitRerankerOptions(Options):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The training hyperparameters that the user gave, under the names of `RerankerTrainingOptions`."""
+        """The user's training hyperparameters, under the names of `RerankerTrainingOptions`."""
         values = {"epochs": self.epochs, "batch": self.batch, "rate": self.learning_rate, "seed": self.seed}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -73,10 +73,10 @@ def fit_reranker_command(
     out: Annotated[Path, path_option("DIR", "Folder to write to; use it as --rerank DIR.", "--out")],
     options: FitRerankerOptions,
 ) -> None:
-    """Train a reranker (a cross-encoder) that ranks the passages first that help your LLM to answer.
+    """Train a reranker (a cross-encoder) to rank passages first that help your LLM to answer.
 
-    It learns from preferences, which knowgate prefer measures. With --relevance alone it learns which passages contain
-    the answer, for any LLM; align such a reranker to your LLM later with --base and --pref.
+    It learns from the preferences that knowgate prefer measures. With --relevance alone, it learns which passages
+    contain the answer, for any LLM. Such a reranker can be aligned to your LLM later, with --base and --pref.
 
     Example: knowgate fit reranker --pref pref --out my-reranker
     """
@@ -91,7 +91,10 @@ def fit_reranker_command(
 
 
 def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitRerankerOptions) -> None:
-    """Train a reranker on an LLM's preferences (which passages help it to answer), save it and print its metrics."""
+    """Train a reranker on an LLM's preferences, save it and print its metrics.
+
+    Preferences say which passages help the LLM to answer.
+    """
     settings = load_common_settings(folders)
     hyperparameters = RerankerTrainingOptions(
         options.temperature, relevance_mix=options.relevance_mix, checks=options.checks, **options.hyperparameters
@@ -130,7 +133,7 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
 
 
 def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | None:
-    """Load the questions of the option `relevance`, each with passages that do and do not contain its gold answer.
+    """Load questions with passages that do and do not contain the gold answer.
 
     Returns:
         The questions; None if the option was not given.
@@ -157,7 +160,7 @@ def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
 
 
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
-    """Print how well passages are ranked before and after the training, warnings, and how to use the reranker.
+    """Print the ranking metrics before and after training, warnings, and the next command.
 
     Args:
         fitted: The reranker. `tested` are its test questions. `alignment.selection` says which checkpoint of the
@@ -195,9 +198,9 @@ def prefer(
     lang: LangOption = None,
     prompts: PromptsOption = None,
 ) -> None:
-    """Measure how each candidate passage changes the LLM's confidence in its answer. `fit reranker` learns from this.
+    """Measure how each passage changes the LLM's confidence in its answer.
 
-    Run the same command again to continue an interrupted run.
+    `fit reranker` learns from this. Run the same command again to continue an interrupted run.
 
     Example: knowgate prefer --labels run --index my-index --out pref
     """
@@ -224,9 +227,9 @@ def _format_speed(progress: PreferenceProgress) -> str:
 
 
 def _print_summary(progress: PreferenceProgress, out: Path) -> None:
-    """Print how many questions a reranker can be trained on, why the others are left out, and the next command.
+    """Print how many questions are usable for training, and the next command.
 
-    A reranker learns from questions that have both passages that help the LLM and passages that do not.
+    Usable questions have both helpful and unhelpful passages.
     """
     inform(f"{progress.kept} of {progress.done} questions have passages that help and passages that do not.")
     inform(

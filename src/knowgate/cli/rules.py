@@ -24,7 +24,7 @@ RulesFile = Annotated[Path | None, path_option("FILE", "TOML file with your own 
 
 @app.callback(invoke_without_command=True)
 def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
-    """List the routing rules in order. The first rule that matches a question decides."""
+    """List the routing rules in order. The first matching rule decides."""
     if context.invoked_subcommand:
         return
     rows = [(rule.name, rule.match.action, rule.match.reason) for rule in load_rules(rules).rules]
@@ -41,7 +41,10 @@ def try_rules(
     rules: RulesFile = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show for each question which rule decides, or that the gate decides, and count the questions of each rule."""
+    """Show the rule for each question, or that the gate decides.
+
+    Also counts the questions of each rule.
+    """
     rule_set = load_rules(rules)
     counts = Counter[str]()  # number of questions by rule
     questions = read_arguments(None) if file is None else read_question_file(file)
@@ -54,7 +57,7 @@ def try_rules(
 
 
 def _print_match(question: str, match: RuleMatch | None, as_json: bool) -> None:
-    """Print a question with the rule that decides it; if `match` is None, the gate decides."""
+    """Print a question with its rule. The gate decides if `match` is None."""
     if as_json:
         fields = {"rule": match.rule, "action": match.action, "reason": match.reason} if match else {"rule": None}
         print_json({"question": question, **fields})

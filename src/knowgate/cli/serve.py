@@ -36,8 +36,8 @@ def serve(
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only if the gate says so.
 
-    In applications, change the base URL to http://HOST:PORT/v1. Nothing else has to change. The signal SIGHUP reloads
-    the gate, threshold, rules and documents. SIGTERM stops the server after all running streams have ended.
+    In applications, change only the base URL, to http://HOST:PORT/v1. The signal SIGHUP reloads the gate, threshold,
+    rules and documents. SIGTERM stops the server after all running streams have ended.
     """
     if demo:
         if not {"docs", "index"} & pipeline.model_fields_set:  # documents that the user names replace the handbook
@@ -67,7 +67,7 @@ def _find_handbook() -> Path:
 
 
 def _print_demo_requests(address: str) -> None:
-    """Print curl commands for the demo that can be copied into another terminal."""
+    """Print curl commands to copy into another terminal."""
     inform(f"The documents are the handbook of a fictional company, in {_find_handbook()}. Try:")
     for question in DEMO_QUESTIONS:
         chat = json.dumps({"model": "knowgate", "messages": [{"role": "user", "content": question}]})

@@ -44,11 +44,12 @@ def start(
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the report in a browser when it is done.")] = False,
 ) -> None:
-    """Make a gate for your documents and your LLM, and prove on your questions that it loses few answers.
+    """Make a gate for your documents and your LLM, and test how many answers it loses.
 
-    First says what your questions can prove and how long it takes. Then builds an index, answers the questions with and
-    without passages, fits a gate, or a policy if there are 500 questions, and writes a report and knowgate.toml. If
-    nothing can be proven, the settings always retrieve. After an interruption, run the same command again to continue.
+    First says what your questions can prove and how long it takes. Then builds an index, and answers the questions with
+    and without passages. Then fits a gate, or a policy from 500 questions on. Last, writes a report and knowgate.toml.
+    If nothing can be proven, the settings always retrieve. Run the same command again to continue after an
+    interruption.
 
     Example: knowgate start --docs handbook/ --questions questions.jsonl
     """
@@ -68,10 +69,7 @@ def start(
 
 
 def merge_options(options: FirstRunOptions) -> FirstRunOptions:
-    """Combine the given flags with the options of an earlier, interrupted run in the same folder.
-
-    Flags take precedence. If there was an earlier run, prints that it continues.
-    """
+    """Combine the given flags with the options of an interrupted run in the same folder. Flags take precedence."""
     earlier = read_progress(options.out)
     if earlier is None:
         return options
@@ -86,10 +84,7 @@ def merge_options(options: FirstRunOptions) -> FirstRunOptions:
 
 
 def format_start_command(options: FirstRunOptions, **changes: Any) -> str:
-    """Format the command line that starts this run, with changed options; passwords and keys in URLs are removed.
-
-    Options that have their default value are left out.
-    """
+    """Format the command line of this run, with changed options. Passwords and keys in URLs are removed."""
     defaults = FirstRunOptions()
     changed = options.replace(**changes)
     words = ["knowgate", "start"]
@@ -109,7 +104,7 @@ def is_terminal() -> bool:
 
 
 def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOptions:
-    """Prompt for the documents, the LLM, the questions and their number, except those that were given as flags.
+    """Prompt for the documents, the LLM, the questions and their number. Given flags are not prompted for.
 
     Args:
         options: Options so far; they are the defaults of the prompts.
@@ -190,10 +185,7 @@ class ConsoleReporter(ProgressReporter):
 
 
 def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
-    """Print how the gate was chosen and how it performs (on stderr), and the commands to use it (on stdout).
-
-    If its accuracy could not be guaranteed, also print the command that labels more questions, for a proof.
-    """
+    """Print how the gate was chosen, how it performs, and the commands to use it."""
     inform()
     for line in result.choice.explanations:
         inform(f"- {line}")
@@ -211,9 +203,9 @@ def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
 
 
 def list_next_commands(result: FirstRunResult) -> list[str]:
-    """List three commands to try next, which use the written settings.
+    """List three commands to try next, with the written settings.
 
-    Settings in ./knowgate.toml are found automatically; for another file the commands contain --config.
+    Settings in ./knowgate.toml are found without --config.
     """
     config = [] if result.config == DEFAULT_CONFIG else ["--config", str(result.config)]
     command = " ".join(["knowgate ask", *map(shlex.quote, config)])
@@ -222,10 +214,9 @@ def list_next_commands(result: FirstRunResult) -> list[str]:
 
 
 class RefitOptions(FirstRunOptions):
-    """Options of `knowgate refit`: those of `knowgate start`, with other defaults.
+    """Options of `knowgate refit`: the options of `knowgate start`, with other defaults.
 
-    `questions`, `writer` and `config` have no flag here, because the server's log provides the questions, and the
-    settings are written into the output folder.
+    The server's log provides the questions, so `questions` and `writer` have no flag.
     """
 
     docs: str = option("", "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
@@ -245,11 +236,11 @@ def refit(
     config: ConfigFile = None,
     options: RefitOptions,
 ) -> None:
-    """Fit a gate on the questions that your server was asked, prove its loss, and write settings that use it.
+    """Fit a gate on the questions that your server was asked, test it, and write settings.
 
-    Answers the newest logged questions with and without passages, by the LLM and the documents of the settings file.
-    Answers that people corrected are gold answers. If fewer than half of the questions have one, an answer without
-    passages counts as right if it agrees with the answer with passages.
+    Answers the newest logged questions with and without passages. The settings file names the LLM and the documents.
+    Answers that people corrected are gold answers. If fewer than half of the questions have one, agreement counts
+    instead. Then an answer without passages is right if it agrees with the answer with passages.
 
     Example: knowgate refit decisions.db --config knowgate.toml --out refit
     """
@@ -288,7 +279,9 @@ def _write_logged_questions(log: Path | DatabaseAddress, count: int, out: Path) 
 
 
 def get_served_model(settings: PipelineOptions) -> str:
-    """Return the spec of the LLM that answers: the upstream's if the [serve] settings name one, else `model`.
+    """Return the spec of the LLM that answers.
+
+    An upstream server in the [serve] settings takes precedence over `model`.
 
     Raises:
         BadSetting: The settings name an upstream without its model.

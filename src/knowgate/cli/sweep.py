@@ -54,14 +54,14 @@ def thresholds(labels: LabelsOption, options: GateSweepOptions, gates: GatesOpti
 @app.command()
 @expand_options
 def beta(labels: LabelsOption, options: GateSweepOptions, gates: GatesOption = None) -> None:
-    """Measure gates that skip retrieval if their confidence is above beta, for beta from 0.5 to 0.98, as in CBDR.
+    """Measure gates that skip retrieval if their confidence is above beta, as in CBDR.
 
-    Confidence is the uncalibrated probability of a fitted gate that the LLM knows the answer (fit the probe with
-    --target known --balanced). For any other gate it is 1 - need, where need is how likely the question needs a search.
+    Beta goes from 0.5 to 0.98. The confidence of a fitted gate is its uncalibrated probability that the LLM knows the
+    answer. Fit the probe with --target known --balanced. The confidence of other gates is 1 - need.
 
-    The table shows accuracy and retrieval rate for each beta, and the difference in accuracy to always retrieving with
-    its 95 % interval. If the runs have the same questions with different passages (`label --rerank`, `--k`), it shows
-    accuracy (retrieval rate) by beta, reranker and k instead.
+    The table shows the accuracy and retrieval rate for each beta. It also shows the difference in accuracy to always
+    retrieving, with a 95 % interval. Runs may have the same questions with different passages (`label --rerank`,
+    `--k`). Then the table shows accuracy (retrieval rate) by beta, reranker and k.
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
@@ -76,7 +76,7 @@ def variants(
     gate: Annotated[str, typer.Option(help="Show the stored gates whose names start with this text.")] = "dhicl",
     markdown: AsMarkdown = False,
 ) -> None:
-    """Compare variants of a gate whose decisions are stored in the runs, such as DH-ICL with different k.
+    """Compare stored decisions of variants of a gate, such as DH-ICL with different k.
 
     `knowgate eval --data` stores decisions.
 
@@ -92,7 +92,7 @@ def transfer(
     fit: Annotated[str, typer.Option(help="Gate to fit, with options if needed: ik:mode=text,tokens=8.")] = "fusion",
     markdown: AsMarkdown = False,
 ) -> None:
-    """Fit a gate on each training run, test it on each test run, and show the AUROC of every pair.
+    """Fit a gate on each training run, and show its AUROC on each test run.
 
     Example: knowgate sweep transfer --train runs/nq-train --train runs/squad-train --labels runs/nq-test
     """
@@ -103,7 +103,9 @@ def transfer(
 
 @app.command("plug-in")
 def plug_in_matrix(labels: LabelsOption, gates: GatesOption = None, markdown: AsMarkdown = False) -> None:
-    """Show the AUROC of each gate on each run. * marks a gate that was fitted on another LLM than the run's.
+    """Show the AUROC of each gate on each run.
+
+    A * marks gates fitted on another LLM.
 
     Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b
     """
@@ -130,7 +132,7 @@ class IkSweepOptions(Options):
 @app.command()
 @expand_options
 def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = False) -> None:
-    """Repeat the ablations of the IK paper: number of draft tokens, number of training questions, and grader.
+    """Repeat the ablations of the IK paper: number of draft tokens, training questions, and grader.
 
     A judge is fitted for every combination.
 
@@ -170,11 +172,11 @@ class DhiclSweepOptions(Options):
 @app.command()
 @expand_options
 def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown = False) -> None:
-    """Build the tables of the DH-ICL paper on label runs: accuracy and retrieval rate of the gate and its variants.
+    """Build the tables of the DH-ICL paper on label runs.
 
-    DH-ICL shows the LLM similar questions from a log, each labeled with whether the LLM knew the answer, and asks
-    whether it knows this one. The tables compare it with other gates and with itself: without calibration, without
-    the log, with an empty log (cold start), and with other numbers of examples and other label words.
+    DH-ICL shows the LLM similar logged questions, labeled as known or unknown. Then it asks whether the LLM knows this
+    one. The tables show accuracy and retrieval rate, compared with other gates. They also compare variants of DH-ICL:
+    without calibration or without the log, with an empty log (cold start), and with other examples and label words.
 
     Example: knowgate sweep dhicl --labels runs/trivia --labels runs/web --history log.db --model smollm --gates my-uar
     """
@@ -200,7 +202,7 @@ class LatencyOptions(Options):
 @app.command()
 @expand_options
 def latency(options: LatencyOptions, gates: GatesOption = None, markdown: AsMarkdown = False) -> None:
-    """Measure how long gates take to decide on one question: median, 95th percentile and mean.
+    """Measure how many seconds gates take to decide: median, 95th percentile and mean.
 
     Example: knowgate sweep latency --data bench:triviaqa/test --gates dhicl:log.db,my-uar,logprob:mean
     """
@@ -253,8 +255,8 @@ def eval_self(
 ) -> None:
     """Measure whether the LLM can tell which questions it can answer (the KB-SAT test).
 
-    Prints one row per method: the LLM is asked directly, sees similar logged questions (--history), states its
-    judgment freely (--judge), or a gate decides (--gates).
+    Prints one row per method. The LLM is asked directly. It sees similar logged questions (--history). It states its
+    judgment freely (--judge). Or a gate decides (--gates).
     """
     model = load_model(options.model)
     judge = None

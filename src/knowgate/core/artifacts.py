@@ -38,7 +38,7 @@ def check_artifact_folder(folder: Path, make_error: ErrorFactory) -> None:
 
 
 def links_outside(path: Path, folder: Path) -> bool:
-    """Return whether a path is a symbolic link that points outside the folder, or a circular link."""
+    """Return whether a path is a symbolic link out of the folder, or a circular link."""
     target = Path(os.path.realpath(path))  # `Path.resolve` raises on circular links
     is_circular = target.is_symlink()  # realpath stops at a link if the links form a circle
     return path.is_symlink() and (is_circular or not target.is_relative_to(os.path.realpath(folder)))
@@ -54,13 +54,13 @@ def walk_files(folder: Path) -> Iterator[Path]:
 
 
 def compute_digests(folder: Path, *, exclude: Collection[str] = ()) -> dict[str, str]:
-    """Return the digest of each file below a folder, keyed by its path relative to the folder."""
+    """Return the digest of each file below a folder, by relative path."""
     paths = {path.relative_to(folder).as_posix(): path for path in walk_files(folder)}
     return {name: compute_digest(path) for name, path in sorted(paths.items()) if name not in exclude}
 
 
 def check_digests(folder: Path, digests: Mapping[str, str], make_error: ErrorFactory) -> None:
-    """Raise an error if a file of the folder is missing or differs from its recorded digest."""
+    """Raise an error if a file is missing or differs from its recorded digest."""
     for name, digest in digests.items():
         path = resolve_inside(folder, name, make_error)
         if not path.is_file():
@@ -70,7 +70,7 @@ def check_digests(folder: Path, digests: Mapping[str, str], make_error: ErrorFac
 
 
 def resolve_inside(folder: Path, name: str, make_error: ErrorFactory) -> Path:
-    """Return the path of a file in a folder; raise an error if the name would lead out of the folder."""
+    """Return the path of a file in a folder. Names leading out of the folder raise an error."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith(("/", "~")) or ".." in parts or "\\" in name or "\0" in name or ":" in name:
         raise make_error(f"'{name[:80]}' is not a file name inside '{folder.name}'")
@@ -78,10 +78,7 @@ def resolve_inside(folder: Path, name: str, make_error: ErrorFactory) -> Path:
 
 
 def compute_digest(path: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    For files above LARGE_FILE_BYTES, only the length and evenly spaced blocks of the file are hashed.
-    """
+    """Return the SHA-256 of a file. Of large files, only the length and some blocks are hashed."""
     size = path.stat().st_size
     if size <= LARGE_FILE_BYTES:
         return sha256_file(path)

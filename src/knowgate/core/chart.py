@@ -100,10 +100,7 @@ def render_line_chart(curves: Sequence[Curve], frame: ChartFrame) -> str:
 
 
 def fit_axis(title: str, values: Sequence[float]) -> Axis:
-    """Make an axis that contains all values, starts and ends at multiples of 5 %, and stays within 0 to 100 %.
-
-    Values from 0.32 to 0.48 give an axis from 0.3 to 0.5.
-    """
+    """Make an axis around all values, in steps of 5 %. Example: values from 0.32 to 0.48 give 0.3 to 0.5."""
     # There are 20 steps of 5 %.
     low = math.trunc(min(values) * 20) / 20
     high = math.ceil(max(values) * 20) / 20

@@ -41,9 +41,9 @@ def sanitize_json(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Convert text to one line of Markdown that cannot end a table cell or contain HTML, links or images.
+    r"""Convert text to one safe line of Markdown.
 
-    '<b>a | b</b> [c](d)' becomes '&lt;b>a / b&lt;/b> [c]\\(d)'.
+    Example: '<b>a | b</b> [c](d)' becomes '&lt;b>a / b&lt;/b> [c]\(d)'.
     """
     line = sanitize_line(text).replace("|", "/").replace("](", "]\\(")
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line)  # only a "<" that begins a tag
@@ -60,20 +60,14 @@ def _escape(char: str) -> str:
 
 
 def _escape_json(char: str) -> str:
-    """Return the JSON escape of a character, such as \\u202e.
-
-    JSON escapes have 16 bits. A character beyond U+FFFF becomes two of them (surrogates), as in UTF-16.
-    """
+    r"""Return the JSON escape of a character, such as \u202e. Characters beyond U+FFFF become two escapes."""
     digits = char.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{digits[start : start + 4]}" for start in range(0, len(digits), 4))
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Table of text cells.
-
-    A row may have fewer cells than there are columns. Its last cell then spans the remaining columns.
-    """
+    """Table of text cells. The last cell of a short row spans the remaining columns."""
 
     title: str
     columns: tuple[str, ...]

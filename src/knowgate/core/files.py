@@ -30,11 +30,7 @@ PARTIAL_SUFFIX = ".part"  # ends the names of files and folders that are still b
 
 
 def cache_dir() -> Path:
-    """Return the cache folder.
-
-    It is the folder named by the environment variable KNOWGATE_CACHE or, if that is not set, the subfolder `knowgate`
-    of the user's cache folder. The folder is not created.
-    """
+    """Return the cache folder. Default: `knowgate` in the user's cache folder. KNOWGATE_CACHE overrides it."""
     chosen = os.environ.get("KNOWGATE_CACHE")
     if chosen:
         return expand_path(chosen)
@@ -57,11 +53,7 @@ def sha256_file(path: Path) -> str:
 
 
 def cached_sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    The result is stored in the cache folder, so a file is hashed again only after its path, size or modification time
-    changed.
-    """
+    """Return the SHA-256 of a file. The cache folder keeps the result until the file changes."""
     stat = path.stat()
     identity = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
     cached = cache_dir() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
@@ -78,7 +70,7 @@ def sha256_text(*texts: str) -> str:
 
 
 def sha256_texts(texts: Iterable[str]) -> str:
-    """Return the SHA-256 of several texts, like `sha256_text`, without holding all of them in memory."""
+    """Return the SHA-256 of several texts, read one at a time."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode(errors="surrogatepass")  # JSON can contain lone surrogates
@@ -91,9 +83,9 @@ def sha256_texts(texts: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the `with` block ends without an error.
+    """Open a temporary file to replace `path` at the end of the `with` block.
 
-    If the block raises, the temporary file is deleted and `path` stays unchanged. `mode` sets the file permissions.
+    After an error, `path` stays unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -115,11 +107,7 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _name_target(path: Path) -> Iterator[None]:
-    """Make OS errors in the `with` block name the file or folder `path`, which the user asked for.
-
-    Files are first written under a temporary name, which the user does not know. Errors would name that file, or no
-    file at all if the disk is full.
-    """
+    """Make OS errors name `path` instead of a temporary file. The user knows only `path`."""
     try:
         yield
     except shutil.Error as error:
@@ -153,13 +141,13 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
 
 
 def create_private_file(path: Path) -> None:
-    """Create an empty file that only its owner can read and write. An existing file stays as it is."""
+    """Create an empty file for its owner only. An existing file stays unchanged."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Create a symbolic link to a file, or copy the file if links are not supported."""
+    """Create a symbolic link to a file, or copy the file if links fail."""
     try:
         target.symlink_to(source)
     except OSError:  # Windows requires a privilege for links
@@ -168,10 +156,9 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Make a temporary folder that replaces `target` when the `with` block ends without an error.
+    """Make a temporary folder to replace `target` at the end of the `with` block.
 
-    If the block raises, `target` stays unchanged. If another process is writing to `target`, BadSetting is raised.
-    Partial folders that killed processes left behind are removed.
+    After an error, `target` stays unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with _name_target(target), exclusive_writer(target):
@@ -190,10 +177,7 @@ def _backup_path(target: Path) -> Path:
 
 
 def _recover(target: Path) -> None:
-    """Clean up after a process that was killed while it wrote the folder.
-
-    If it was killed between the two renames of `_swap`, the previous folder is restored. Partial folders are removed.
-    """
+    """Clean up after a process was killed while writing the folder. The previous folder is restored if necessary."""
     if _backup_path(target).exists() and not target.exists():
         _backup_path(target).replace(target)
     for path in target.parent.iterdir():
@@ -202,10 +186,7 @@ def _recover(target: Path) -> None:
 
 
 def _swap(new: Path, target: Path) -> None:
-    """Replace the target folder by the new one.
-
-    The previous folder is renamed first and deleted last, so that `_recover` can restore it.
-    """
+    """Replace the target folder by the new one. The previous folder is deleted last, so `_recover` can restore it."""
     new.chmod(0o755)  # mkdtemp makes private folders
     if target.exists():
         target.replace(_backup_path(target))
@@ -215,8 +196,6 @@ def _swap(new: Path, target: Path) -> None:
 
 def check_replaceable(path: Path, marker: str, kind: str) -> None:
     """Raise ArtifactError if writing a folder would overwrite content of another kind.
-
-    A missing or empty folder and a folder with the marker file may be replaced.
 
     Args:
         path: The folder to be written.
@@ -228,7 +207,7 @@ def check_replaceable(path: Path, marker: str, kind: str) -> None:
 
 
 def check_output_folder(path: Path, markers: Collection[str], kind: str, argument: str = "out") -> None:
-    """Raise ArtifactError if a folder that is about to be written to holds unrelated content.
+    """Raise ArtifactError if the output folder holds unrelated content.
 
     Args:
         path: The folder to write to. It may be missing or empty.
@@ -274,9 +253,7 @@ def exclusive_writer(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock that other processes respect.
-
-    On systems without POSIX locks, such as Windows, nothing is locked.
+    """Hold an exclusive lock against other processes. On Windows, nothing is locked.
 
     Args:
         path: The lock file.
@@ -295,7 +272,7 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _is_file_at(path: Path, file: BinaryIO) -> bool:
-    """Return whether the open file is still the file at the path, and was not deleted or replaced."""
+    """Return whether the open file is still at this path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -306,11 +283,7 @@ def _is_file_at(path: Path, file: BinaryIO) -> bool:
 
 
 def find_last_line_end(path: Path) -> int:
-    """Return the byte offset after the last newline, or 0 if there is none.
-
-    Text after this offset is an incomplete line of a process that was killed while it wrote. The file is read backwards
-    in blocks, so large files are fast too.
-    """
+    """Return the byte offset after the last newline, or 0. Text after this offset is an incomplete line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -324,7 +297,7 @@ def find_last_line_end(path: Path) -> int:
 
 
 def read_jsonl(path: Path, *, allow_surrogates: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) for each line of a JSON Lines file; empty lines are skipped.
+    """Yield (line number, object) for each non-empty line of a JSON Lines file.
 
     Args:
         path: The file, which may be compressed with gzip (.gz).
@@ -344,11 +317,9 @@ def read_jsonl(path: Path, *, allow_surrogates: bool = False) -> Iterator[tuple[
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) for each line; empty lines are skipped. Files named *.gz are decompressed.
-
-    Invalid UTF-8 raises no error. The regular expression `INVALID_UTF8` then matches the text.
-    """
+    """Yield (line number, text) for each non-empty line. Files named *.gz are decompressed."""
     try:
+        # Invalid UTF-8 raises no error here. `INVALID_UTF8` matches the text.
         with open_text(path, errors="surrogateescape") as file:
             number = 0
             while line := file.readline(MAX_LINE_CHARS + 1):  # never holds a huge line in memory
@@ -362,7 +333,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """Open a UTF-8 text file for reading. Files named *.gz are decompressed; a byte order mark is skipped."""
+    """Open a UTF-8 text file for reading. Files named *.gz are decompressed."""
     check_regular_file(path)
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors)

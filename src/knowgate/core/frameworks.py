@@ -19,7 +19,7 @@ NETWORK_WORDS = ("refused", "connect", "timed out", "unreachable", "resolution")
 
 
 def check_framework_version(package: str, extra: str, *, majors: tuple[str, ...]) -> None:
-    """Raise MissingExtra if a framework is not installed, or BadSetting if its version is not supported.
+    """Raise an error if a framework is missing or its version is not supported.
 
     Args:
         package: Name of the distribution.
@@ -38,7 +38,7 @@ def check_framework_version(package: str, extra: str, *, majors: tuple[str, ...]
 
 
 def require_for_script(module: str, *, extra: str) -> None:
-    """Exit with an error message if a framework that the running script needs is not installed.
+    """Exit with an error message if the running script needs a missing framework.
 
     Args:
         module: Module that the script imports.
@@ -67,7 +67,7 @@ def wrap_errors(name: str) -> Iterator[None]:
 
 
 def check_result_list(results: Any, name: str, maximum: int | None = None) -> list[Any]:
-    """Return what a wrapped object returned as a list, cut to `maximum` items.
+    """Return the result of a wrapped object as a list of at most `maximum` items.
 
     Raises:
         AdapterError: The result is None, a text, a dict or anything else that is not a list of results.
@@ -78,10 +78,7 @@ def check_result_list(results: Any, name: str, maximum: int | None = None) -> li
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine from synchronous code and return its result.
-
-    If this thread already runs an event loop, as in a notebook, the coroutine runs in another thread.
-    """
+    """Run a coroutine from synchronous code and return its result. In a notebook, it runs in another thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

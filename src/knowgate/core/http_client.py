@@ -181,7 +181,7 @@ class JsonClient:
         return response.content
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Call `work` with each item in several threads and return the results in the order of the items."""
+        """Call `work` with each item in several threads. Results keep the order of the items."""
         _ = self._client  # create the client now, so that the threads share it
         if len(items) < 2:
             return [work(item) for item in items]
@@ -189,7 +189,7 @@ class JsonClient:
             return list(pool.map(work, items))
 
     def redact(self, message: str) -> str:
-        """Remove this client's keys and URL secrets from a message of the server, which may repeat them."""
+        """Remove this client's keys and URL secrets from a server message."""
         keys = list(self._headers.values())  # such as 'Bearer KEY'
         keys += [value.rpartition(" ")[2] for value in keys]  # such as 'KEY'
         long_keys = [key for key in keys if len(key) > 5]  # a shorter value is no key, and may be part of a word
@@ -213,7 +213,7 @@ class JsonClient:
         raise self._make_failure(problem, advice, response.retry_after)
 
     def _make_failure(self, problem: str, advice: str = "", wait: float | None = None) -> RetryableError:
-        """Make the error for a failure that may be temporary. `wait` is how many seconds the server asks to wait."""
+        """Make the error for a temporary failure. `wait` is the delay requested by the server."""
         error = ServerError(
             f"{self.name} failed: {problem.rstrip('.')}. No request succeeded within {self._deadline:g} s.{advice} Check "
             "that the server runs, or try again later.",
@@ -234,7 +234,7 @@ class JsonClient:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """Response that was read completely: status code, decompressed body, and seconds of the header Retry-After."""
+    """A completely read response. `retry_after` is the requested delay in seconds."""
 
     status: int
     content: bytes
@@ -248,7 +248,7 @@ class HttpResponse:
 def open_client(
     headers: Mapping[str, str], *, connections: int | None = None, transport: httpx.BaseTransport | None = None
 ) -> httpx.Client:
-    """Create an httpx client whose requests end at the deadline that `request_deadline` sets.
+    """Create an httpx client. Its requests end at the deadline of `request_deadline`.
 
     Args:
         headers: Headers of every request.
@@ -267,10 +267,7 @@ def open_client(
 
 
 def create_client(**options: Any) -> httpx.Client:
-    """Create an httpx client with the given options.
-
-    httpx takes proxies and certificates from environment variables. Errors name only the variables and not their
-    values, because the address of a proxy may contain a password.
+    """Create an httpx client. Errors hide the proxy address, because it may contain a password.
 
     Raises:
         BadSetting: The proxy or the certificates that an environment variable names cannot be used.
@@ -286,7 +283,7 @@ def create_client(**options: Any) -> httpx.Client:
 
 
 def read_key_header(*variables: str) -> dict[str, str]:
-    """Return the header with the API key from the first environment variable that is set; {} if none is."""
+    """Return the header with the API key from the environment. Without a key, return {}."""
     keys = [os.environ.get(name, "").strip() for name in variables]
     key = next(filter(None, keys), "")
     return {"Authorization": f"Bearer {key}"} if key else {}
@@ -294,9 +291,9 @@ def read_key_header(*variables: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def request_deadline(end: float) -> Iterator[None]:
-    """Set a deadline for all network reads and writes of this thread inside the `with` block.
+    """Set a deadline for network access of this thread inside the `with` block.
 
-    Reads and writes after the deadline raise a timeout error. Inside another such block, the earlier deadline applies.
+    Of nested deadlines, the earlier one applies.
 
     Args:
         end: The deadline, a time of `time.monotonic`.
@@ -354,7 +351,7 @@ def send_request(client: httpx.Client, request: httpx.Request, deadline: float, 
 
 
 def read_response(response: httpx.Response, server: str) -> HttpResponse:
-    """Read a response completely; raise ReadTimeout if the deadline of the request passes meanwhile."""
+    """Read a response completely. After the deadline, ReadTimeout is raised."""
     body = bytearray()
     for chunk in iter_body(response, server):
         body += chunk
@@ -365,9 +362,7 @@ def read_response(response: httpx.Response, server: str) -> HttpResponse:
 
 
 def parse_json_response(content: bytes, where: str) -> Any:
-    """Parse the JSON that a server sent, as strictly as `parse_json`.
-
-    Invalid bytes and lone surrogates, such as half of an emoji at the end of a cut text, become U+FFFD.
+    """Parse the JSON response of a server. Invalid characters become U+FFFD.
 
     Args:
         content: The body of the response.
@@ -383,7 +378,7 @@ def parse_json_response(content: bytes, where: str) -> Any:
 
 
 def parse_retry_after(value: str) -> float | None:
-    """Parse a Retry-After header (seconds or a date) into seconds; None if it is invalid."""
+    """Parse a Retry-After header into seconds, or None if invalid. The header has seconds or a date."""
     value = value.strip()
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value, re.ASCII):
         return float(value)
@@ -396,7 +391,7 @@ def parse_retry_after(value: str) -> float | None:
 
 
 class DeadlineBackend(httpcore.NetworkBackend):
-    """httpcore network backend whose connections end at the deadline that `request_deadline` sets."""
+    """Network backend with a deadline for all connections, set by `request_deadline`."""
 
     def __init__(self, inner: httpcore.NetworkBackend):
         self._inner = inner
@@ -407,7 +402,7 @@ class DeadlineBackend(httpcore.NetworkBackend):
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """Connection whose reads and writes end at the deadline that `request_deadline` sets."""
+    """Connection with a deadline for reads and writes, set by `request_deadline`."""
 
     def __init__(self, inner: httpcore.NetworkStream):
         self._inner = inner
@@ -432,10 +427,7 @@ class DeadlineStream(httpcore.NetworkStream):
 
 
 def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]) -> float | None:
-    """Return the timeout, or the time until the deadline if that is shorter.
-
-    If the deadline has passed, the error that `make_error` makes is raised.
-    """
+    """Return the timeout or the time until the deadline, if shorter."""
     left = REQUEST_DEADLINE.get() - time.monotonic()
     if left <= 0:
         raise make_error("the deadline of the request has passed")

@@ -71,22 +71,22 @@ def find_nearest_rows(
 def score_rows(vectors: Vector, rows: RowIndices, query: Vector) -> NearestHits:
     """Compute the inner products of the query with some rows.
 
-    Unlike a matrix product, this gives a row the same score to the last digit whichever other rows are scored with it.
+    Other rows never change a row's score, not even its last digit.
     """
     products = vectors[rows].astype(np.float64) * query.astype(np.float64)
     return NearestHits(rows, products.sum(axis=1).astype(np.float32))
 
 
 def max_row_norm(vectors: Vector, *, block_rows: int = BLOCK_ROWS) -> float:
-    """Return the largest norm of a row, reading the vectors block by block; 0 if there are none."""
+    """Return the largest norm of a row, or 0 without rows."""
     blocks = (vectors[start : start + block_rows] for start in range(0, len(vectors), block_rows))
     return max((float(np.linalg.norm(block, axis=1).max()) for block in blocks), default=0.0)
 
 
 def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, block_rows: int) -> list[NearestHits]:
-    """Find the k best rows for each query, going through the vectors block by block.
+    """Find the k best rows for each query, block by block.
 
-    A fast matrix product selects candidates. It has rounding errors, so the candidates are scored again exactly.
+    A fast product selects candidates. Exact scores then rank them.
     """
     best = [NearestHits(np.empty(0, np.intp), np.empty(0, np.float32)) for _ in queries]
     errors = [_bound_rounding_error(query, max_norm) for query in queries]
@@ -99,7 +99,7 @@ def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, blo
 
 
 def _select_candidates(scores: Vector, best: NearestHits, error: float, k: int) -> RowIndices:
-    """Return the rows of a block of vectors that may be among the k best rows for a query.
+    """Return the rows of a block with a chance to reach the top k.
 
     Args:
         scores: Inner product of the query with each row of the block, with rounding errors.
@@ -114,7 +114,7 @@ def _select_candidates(scores: Vector, best: NearestHits, error: float, k: int) 
 
 
 def _select_near_top(scores: NDArray[Any], k: int, slack: float) -> RowIndices:
-    """Return the indices of all scores that are at most `slack` below the k-th highest, in ascending order."""
+    """Return the indices of scores at most `slack` below the k-th highest."""
     if k >= len(scores):
         return np.arange(len(scores))
     kth = np.partition(scores, len(scores) - k)[len(scores) - k]
@@ -122,9 +122,7 @@ def _select_near_top(scores: NDArray[Any], k: int, slack: float) -> RowIndices:
 
 
 def _bound_rounding_error(query: Vector, max_norm: float) -> float:
-    """Return the maximum rounding error of the difference of two inner products of a query, in single precision.
-
-    This is twice the error bound of one inner product (Higham 2002, section 3.1).
+    """Return the maximum rounding error when two inner products are compared. See Higham 2002, section 3.1.
 
     Args:
         query: The query.
@@ -143,10 +141,7 @@ def has_faiss() -> bool:
 
 
 def train_ann_index(vectors: Vector, lists: int) -> Any:
-    """Create an empty faiss index for approximate search (an inverted file).
-
-    Such an index divides vectors into lists of similar vectors, so that a search reads only the nearest lists. The
-    centers of the lists are trained on a sample of the vectors.
+    """Create an empty faiss index for approximate search. A search reads only the nearest lists of similar vectors.
 
     Args:
         vectors: The vectors that will be added later.

@@ -37,7 +37,7 @@ Function = Callable[..., Result]
 
 
 def _to_python_number(value: Any) -> Any:
-    """Convert numbers of numpy to int or float, because strict fields of pydantic reject them."""
+    """Convert numpy numbers to int or float. Strict pydantic fields reject numpy numbers."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
@@ -71,8 +71,7 @@ def option(default: Any, description: str, **settings: Any) -> Any:
 class Options(BaseModel):
     """Base class of option models.
 
-    Options are immutable. Unknown fields and invalid values raise BadSetting. `renamed` maps old names of fields to their
-    new names; both work.
+    Options are immutable, and wrong values raise BadSetting. `renamed` maps old field names to new ones.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {}
@@ -81,7 +80,7 @@ class Options(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _validate_fields(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
-        """Create the options from the given values; fields may have their old names, too (`renamed`).
+        """Create the options from the given values. Old field names work, too (`renamed`).
 
         Raises:
             BadSetting: A value is invalid. It replaces pydantic's ValidationError.
@@ -104,10 +103,7 @@ def get_set_fields(options: Options) -> dict[str, Any]:
 
 
 def with_options(model: type[Options]) -> Callable[[Function[Result]], Function[Result]]:
-    """Decorate a function so that callers can pass the fields of its argument `options` as keywords.
-
-    Keywords override the fields of an options object that is passed as well. `inspect.signature` and the docstring of
-    the decorated function list the fields.
+    """Decorate a function to accept the fields of its argument `options` as keywords, too.
 
     Args:
         model: The options model that the function takes.
@@ -120,7 +116,7 @@ def with_options(model: type[Options]) -> Callable[[Function[Result]], Function[
 
         @functools.wraps(function)
         def wrapper(*args: Any, options: Options | None = None, **keywords: Any) -> Result:
-            """Call the function with one options object, made of `options` and the keywords that are its fields."""
+            """Call the function with one options object, made of `options` and keywords."""
             fields = {name: keywords.pop(name) for name in list(keywords) if name in field_names}
             for name in keywords:
                 if not takes_any_keyword and name not in signature.parameters:
@@ -157,7 +153,7 @@ def read_options(model: type[OptionsType], table: Mapping[str, Any], where: str)
 
 
 def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
-    """Describe a validation error of pydantic in one sentence that names the option and its value.
+    """Describe a pydantic error in one sentence, with the option and its value.
 
     Args:
         detail: The error.
@@ -172,7 +168,7 @@ def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) 
 
 
 def describe_requirement(detail: ErrorDetails) -> str:
-    """Return what a rejected value must be, such as 'it must be at least 1', from the error of pydantic."""
+    """Say what a rejected value must be. Example: 'it must be at least 1'."""
     context = detail.get("ctx", {})
     if detail["type"] == "string_too_long":
         return f"it must have at most {context.get('max_length'):,} characters"
@@ -187,10 +183,7 @@ def describe_requirement(detail: ErrorDetails) -> str:
 
 
 def _expand_signature(signature: inspect.Signature, model: type[Options]) -> inspect.Signature:
-    """Return the signature that callers of a decorated function see.
-
-    The options parameter becomes optional, and each field of the option model becomes a keyword of its own.
-    """
+    """Return the signature of a decorated function. Each field of the option model is a keyword."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     others = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
     before = [parameter for parameter in others if parameter.kind is not inspect.Parameter.VAR_KEYWORD]

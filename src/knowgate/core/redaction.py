@@ -22,7 +22,7 @@ SECRET_PATTERNS = [
 
 
 def redact_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Replace everything that looks like a secret by ***: logins and keys in URLs, bearer tokens, API keys.
+    """Replace secrets by ***. Examples: logins and keys in URLs, bearer tokens, API keys.
 
     Args:
         text: Any text.
@@ -38,15 +38,12 @@ def redact_secrets(text: str, environment: Mapping[str, str] | None = None) -> s
 
 
 def redact_urls(text: str) -> str:
-    """Replace secrets and the whole query string of HTTP URLs.
-
-    Search services pass their keys under any parameter name, so no part of a query string is safe to show.
-    """
+    """Hide secrets and the whole query string of HTTP URLs. Any query parameter may be a key."""
     return re.sub(r"(https?://[^\s?#]*)[?#]\S*", rf"\1?{REDACTED}", redact_secrets(text))
 
 
 def redact_message(text: str, secrets: Iterable[str] = ()) -> str:
-    """Put a server's message on one line, remove the given secrets, and cut it to MAX_MESSAGE_CHARS."""
+    """Remove secrets from a server's message and shorten it to one line."""
     text = text[: 20 * MAX_MESSAGE_CHARS]  # a huge message would be slow to search for secrets
     for secret in secrets:
         text = text.replace(secret, REDACTED)
@@ -55,11 +52,7 @@ def redact_message(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def find_url_secrets(url: str) -> list[str]:
-    """Return the parts of a URL that may be secret: user, password and values of the query string.
-
-    Each part is returned percent-encoded and decoded. Longer parts come first, so that a part that contains another one
-    is replaced completely.
-    """
+    """Return user, password and query values of a URL, longest first. Each is returned percent-encoded and decoded."""
     address, _, query = url.partition("?")
     login = re.match(r"https?://([^/\s]*)@", address)
     parts = login.group(1).split(":", 1) if login else []

@@ -20,7 +20,7 @@ from knowgate.errors import BadSetting, MissingExtra, UnknownName
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """Entry of a registry: where an object is defined, and how lists and help pages describe it.
+    """Entry of a registry: where an object is defined, and its description.
 
     Attributes:
         target: Where the class or function is defined, as "module:attribute".
@@ -63,7 +63,7 @@ def load_entry(registry: Mapping[str, RegistryEntry], kind: str, name: str, grou
 
 
 def find_plugins(group: str) -> dict[str, Any]:
-    """Return the plug-ins of installed packages: the entry points of a group, keyed by name."""
+    """Return the plug-ins of installed packages, by name."""
     from importlib import metadata  # slow to import (40 ms), and most names are in the registry
 
     return {point.name: point for point in metadata.entry_points(group=group)}
@@ -103,7 +103,7 @@ def load_target(target: str, feature: str, extra: str) -> Any:
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """Split 'name:value' into name and value; the value is empty if there is no colon."""
+    """Split 'name:value' into name and value. Without a colon, the value is ''."""
     name, _, value = spec.partition(":")
     return name.strip(), value.strip()
 
@@ -136,10 +136,9 @@ def parse_server_spec(spec: str, form: str, key_variable: str) -> ServerSpec:
 
 
 def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
-    """Parse the options of a spec into keyword arguments for a dataclass.
+    """Parse the options of a spec into keyword arguments.
 
-    Options are written as 'key=value,key=value'. A first value without a key belongs to the first field: for a dataclass
-    with the fields `statistic` and `window`, 'mean,window=5' gives {"statistic": "mean", "window": 5}.
+    Example: 'mean,window=5' gives {"statistic": "mean", "window": 5}.
 
     Args:
         cls: The dataclass whose fields are the options.
@@ -167,7 +166,7 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
 
 
 def _convert(value: str, annotation: Any, where: str) -> Any:
-    """Convert the text of an option to the type of its field; raise BadSetting if that is impossible."""
+    """Convert the text of an option to the type of its field."""
     if isinstance(annotation, types.UnionType):  # such as `int | None`, where text can only mean the int
         annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -183,7 +182,7 @@ def _convert(value: str, annotation: Any, where: str) -> Any:
 
 
 def _check_choice(value: str, allowed: tuple[str, ...], where: str) -> str:
-    """Return the value if it is allowed; otherwise raise BadSetting."""
+    """Return the value, or raise BadSetting if the value is not allowed."""
     if value not in allowed:
         raise BadSetting(f"{where} is '{value}'. Use one of: {', '.join(allowed)}.")
     return value

@@ -80,7 +80,7 @@ def read_record(kind: type[Record], value: Any, where: str, *, ignore_unknown: b
 
 
 def describe_expected(detail: ErrorDetails) -> str | None:
-    """Return the type that a value should have had, in words; None if pydantic's error is not about a type."""
+    """Return the expected type of a value in words. None means: the error is not about a type."""
     for prefix, text in EXPECTED.items():
         if detail["type"].startswith(prefix):
             return text
@@ -88,7 +88,7 @@ def describe_expected(detail: ErrorDetails) -> str | None:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """Describe an error of pydantic as 'PATH is VALUE, not EXPECTED', where PATH leads to the wrong field."""
+    """Describe a pydantic error as 'PATH is VALUE, not EXPECTED'. PATH leads to the wrong field."""
     path = [str(part)[:MAX_VALUE_CHARS] for part in detail["loc"]]
     parent = ".".join(path[:-1]) or "the object"
     if detail["type"] == "missing_argument":
@@ -160,7 +160,7 @@ _PLAIN_SCHEMAS: dict[Any, CoreSchema] = {
 
 
 def _expect(schema: CoreSchema, description: str) -> CoreSchema:
-    """Make every error of a schema say what was expected, such as 'a list of 3'."""
+    """Make every error of a schema name the expected type, such as 'a list of 3'."""
     # pydantic-core formats the message, so braces must be doubled.
     message = description.replace("{", "{{").replace("}", "}}")
     return core_schema.custom_error_schema(schema, custom_error_type="expected", custom_error_message=message)
@@ -213,12 +213,7 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
 
 
 def _make_record_schema(kind: type) -> CoreSchema:
-    """Build the schema that makes a dataclass from a JSON object with its fields, or from a list of their values.
-
-    pydantic validates the JSON value like the arguments of a function, and then calls the class with them. An object
-    gives keyword arguments, a list positional ones. If the class sets `ignore_unknown = True`, keys that are not fields
-    are removed first.
-    """
+    """Build the schema for making a dataclass from JSON. An object gives keyword arguments, a list positional ones."""
     hints = typing.get_type_hints(kind, include_extras=True)
     # Keyword-only fields come last, as in a function signature.
     fields = sorted((field for field in dataclasses.fields(kind) if field.init), key=lambda field: bool(field.kw_only))

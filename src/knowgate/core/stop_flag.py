@@ -20,7 +20,7 @@ class StopError(Exception):
 
 @contextlib.contextmanager
 def open_stoppable_context() -> Iterator[contextvars.Context]:
-    """Yield a copy of the current context in which work can be run. When the block is left, the work stops.
+    """Yield a context for running work. At the end of the block, the work is told to stop.
 
     Example:
         >>> with open_stoppable_context() as context:
@@ -40,7 +40,7 @@ def open_stoppable_context() -> Iterator[contextvars.Context]:
 
 
 def check_stop_flag() -> None:
-    """Raise StopError if nobody waits for the result of the work that runs now."""
+    """Raise StopError if nobody waits for the current work any more."""
     flag = _FLAG.get()
     if flag is not None and flag.is_set():
         raise StopError("nobody waits for the result")

@@ -39,11 +39,7 @@ LONG_MARK_RUN = re.compile(rf"(?:[^\w\s]|[\uff9e\uff9f]){{{MAX_COMBINING_MARKS +
 
 
 def normalize(text: str) -> str:
-    """Normalize an answer for comparison.
-
-    Applies Unicode NFKC and lower case, replaces punctuation by spaces, removes articles (a, an, the), collapses
-    spaces, and removes spaces next to Chinese characters.
-    """
+    """Normalize an answer for comparison. Example: 'The Eiffel-Tower!' becomes 'eiffel tower'."""
     return _normalize_cached(text) if len(text) <= MAX_CACHED_CHARS else _normalize(text)
 
 
@@ -63,11 +59,7 @@ _normalize_cached = functools.lru_cache(maxsize=CACHE_SIZE)(_normalize)
 
 
 def normalize_unicode(text: str, form: Literal["NFKC", "NFKD"] = "NFKC") -> str:
-    """Apply a Unicode normalization form, in a time that grows linearly with the length of the text.
-
-    The time of `unicodedata.normalize` is quadratic in the number of combining marks in a row. So at most 30 in
-    a row are kept, as in Unicode's Stream-Safe Text Format. No language needs more than a few.
-    """
+    """Apply a Unicode normalization form. Only 30 combining marks in a row are kept, because more would be slow."""
     if LONG_MARK_RUN.search(text):
         chars: list[str] = []
         for is_mark, run in itertools.groupby(text, _is_combining_mark):
@@ -83,10 +75,7 @@ def _is_combining_mark(char: str) -> bool:
 
 
 def _replace_punctuation(text: str) -> str:
-    """Replace punctuation, symbols and isolated combining marks by spaces; decimal points stay.
-
-    Each character is replaced by one space, so the positions of the other characters do not change.
-    """
+    """Replace punctuation, symbols and isolated combining marks by spaces. Decimal points and all positions stay."""
     replaced = text.translate(REPLACEMENTS)
     if not text.isascii():
         replaced = ISOLATED_MARKS.sub(lambda match: " " * len(match[0]), replaced)
@@ -101,9 +90,9 @@ def _replace_punctuation(text: str) -> str:
 
 
 class _Replacements(dict[int, str]):
-    """Maps the code of a character to a space, if it is punctuation or the like, or else to the character itself.
+    """Table from characters to their replacements.
 
-    An entry is computed on first access.
+    Punctuation and the like become spaces. Entries are made on first access.
     """
 
     def __missing__(self, code: int) -> str:
@@ -117,9 +106,9 @@ REPLACEMENTS = _Replacements()
 
 
 def tokenize(text: str) -> list[str]:
-    """Normalize a text and split it into tokens: words, and single Chinese characters.
+    """Split a text into normalized words and single Chinese characters.
 
-    'The Eiffel Tower!' gives ['eiffel', 'tower'].
+    Example: 'The Eiffel Tower!' gives ['eiffel', 'tower'].
     """
     normalized = normalize(text)
     if not normalized.isascii():
@@ -128,10 +117,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def join_tokens(text: str) -> str:
-    """Return the tokens of a text joined by spaces, with a space at both ends: 'New York!' -> ' new york '.
-
-    With `in`, you can then test whether a phrase occurs in a text as whole words.
-    """
+    """Join the tokens of a text by spaces, with a space at both ends. Example: 'New York!' becomes ' new york '."""
     normalized = normalize(text)
     if normalized.isascii():
         return f" {normalized} "
@@ -139,23 +125,19 @@ def join_tokens(text: str) -> str:
 
 
 def find_anchor_words(phrase: str) -> list[str]:
-    """Return the ASCII words of a phrase, longest first, to test quickly whether a text may contain the phrase.
-
-    A text that contains the phrase contains all of these words after `fold_text`. Searching for them is several times
-    faster than tokenizing the text.
-    """
+    """Return the ASCII words of a phrase, longest first. A text without these words cannot contain the phrase."""
     words = {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}
     return sorted(words, key=lambda word: (-len(word), word))
 
 
 def fold_text(text: str) -> str:
-    """Convert a text to lower case without commas, so that the words of `find_anchor_words` can be searched in it."""
+    """Convert a text to lower case without commas, for a search with `find_anchor_words`."""
     normalized = text if text.isascii() else normalize_unicode(text)
     return normalized.lower().replace(",", "")
 
 
 def is_exact_match(answer: str, golds: Sequence[str]) -> bool:
-    """Return whether an answer equals one of the gold answers after normalization (exact match, EM)."""
+    """Return whether an answer equals a gold answer after normalization."""
     normalized = normalize(answer)
     return any(normalized == normalize(gold) for gold in golds if normalize(gold))
 
@@ -179,16 +161,13 @@ class ContainmentGrade:
 
 
 def grade_contains(answer: str, question: Question) -> ContainmentGrade:
-    """Grade an answer as correct if it contains the tokens of a gold answer next to each other.
-
-    If all words of the gold answer already occur in the question, an answer that only repeats the question is rejected.
-    """
+    """Grade an answer as correct if it contains a gold answer. Merely repeating the question does not count."""
     return _grade_contains(answer, question.text, tuple(question.answers))
 
 
 @functools.lru_cache(maxsize=20_000)  # sampled answers to one question are often the same
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
-    """Grade an answer as `grade_contains` does. The arguments are hashable, so that grades can be cached."""
+    """Grade an answer like `grade_contains`. The arguments are hashable, for caching."""
     answer_tokens = join_tokens(answer)
     is_in_question = _prepare_golds(question, golds)  # gold answer -> whether its words are in the question
     contained = [gold for gold in is_in_question if gold in answer_tokens]
@@ -203,18 +182,14 @@ def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> Conta
 
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> dict[str, bool]:
-    """Map each gold answer, as `join_tokens` writes it, to whether all of its words occur in the question."""
+    """Return for each gold answer whether the question contains all its words. Keys are written by `join_tokens`."""
     words = set(tokenize(question))
     tokenized = [join_tokens(gold) for gold in golds]
     return {gold: set(gold.split()) <= words for gold in tokenized if gold.strip()}
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
-    """Return whether an answer repeats a part of the question. Both are lists of tokens.
-
-    A part is five tokens in a row, or half of the question if it has fewer than ten tokens. An answer to a question of
-    one or two tokens must equal the whole question.
-    """
+    """Return whether an answer repeats a part of the question. A part is five tokens, or half of a short question."""
     half = (len(question) + 1) // 2
     length = min(5, half)  # of a part
     if length <= 1:
@@ -230,11 +205,7 @@ def render_choices(question: Question) -> str:
 
 
 def get_gold_letter(question: Question) -> str | None:
-    """Return the letter of the correct choice of a multiple-choice question; None if it is unknown or ambiguous.
-
-    Some data sets name it (`gold_letter`). Otherwise it is the letter of the only choice that equals a gold answer, or
-    whose letter is a gold answer.
-    """
+    """Return the letter of the correct choice, or None if unknown or ambiguous."""
     letter = question.meta.get("gold_letter")
     if letter:
         return str(letter).strip().upper()
@@ -248,11 +219,7 @@ def get_gold_letter(question: Question) -> str | None:
 
 
 def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
-    """Return the letter of the choice that an answer names; None if it names none or several.
-
-    The first single capital letter of the answer counts, as in "B. Paris". A lowercase letter counts if it is the whole
-    answer. Otherwise the answer must contain the text of exactly one choice.
-    """
+    """Return the letter of the choice in an answer, or None. Example: "B. Paris" gives "B"."""
     allowed = CHOICE_LETTERS[: len(choices) or len(CHOICE_LETTERS)]
     letters = [letter for letter in CHOICE_PATTERN.findall(normalize_unicode(answer)) if letter in allowed]
     if letters:
@@ -270,13 +237,13 @@ def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
 
 
 def grade_choice(answer: str, question: Question) -> bool:
-    """Return whether an answer names the correct choice; False if the correct choice is unknown."""
+    """Return whether an answer names the correct choice. An unknown correct choice gives False."""
     letter = get_gold_letter(question)
     return letter is not None and parse_choice_letter(answer, question.choices) == letter
 
 
 def estimate_tokens(text: str) -> float:
-    """Estimate how many tokens of an LLM a text has; a Chinese, Japanese or Korean character counts as one token."""
+    """Estimate how many LLM tokens a text has. A Chinese, Japanese or Korean character counts as one."""
     n_cjk = 0 if text.isascii() else len(CJK.findall(text))
     return float(n_cjk + math.ceil((len(text) - n_cjk) / CHARS_PER_TOKEN))
 

@@ -30,10 +30,7 @@ SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # escaped in JSON
 
 
 def check_regular_file(path: Path) -> None:
-    """Raise BadInput if a path is not a regular file, and FileNotFoundError if there is none.
-
-    Reading a pipe could block forever, and reading a device may never end.
-    """
+    """Raise an error if a path is not a regular file. Reading a pipe could block forever."""
     try:
         mode = path.stat().st_mode
     except ValueError:  # the name contains NUL
@@ -63,10 +60,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace_surrogates: bool = False) -> Any:
-    """Parse JSON strictly.
-
-    NaN, infinity, numbers that do not fit into a float, lone surrogates (halves of a character) and nesting of more
-    than MAX_DEPTH levels raise BadInput.
+    """Parse JSON strictly. Values such as NaN, huge numbers and deep nesting raise BadInput.
 
     Args:
         text: The JSON text.
@@ -96,7 +90,7 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Parse TOML; raise BadInput if it is invalid or nested more than MAX_DEPTH levels deep."""
+    """Parse TOML. Invalid or deeply nested text raises BadInput."""
     try:
         value = tomllib.loads(text)
     except RecursionError:
@@ -108,10 +102,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def check_parsed_value(value: Any, where: str, *, allow_surrogates: bool = False) -> None:
-    """Raise BadInput if a parsed value contains lone surrogates or is nested more than MAX_DEPTH levels deep.
-
-    The value is checked level by level, so that deep nesting cannot exceed the recursion limit.
-    """
+    """Raise BadInput if a parsed value is nested too deep or has lone surrogates. These are halves of characters."""
     level = [value]
     for _ in range(MAX_DEPTH):
         for item in level:
@@ -124,7 +115,7 @@ def check_parsed_value(value: Any, where: str, *, allow_surrogates: bool = False
 
 
 def format_value(value: object) -> str:
-    """Return the repr of a value for an error message, without secrets and cut to MAX_SHOWN_CHARS characters."""
+    """Return a short repr of a value for an error message, without secrets."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of more than 4,300 digits
@@ -134,7 +125,7 @@ def format_value(value: object) -> str:
 
 
 def check_unique_ids(items: Iterable[Item], kind: str, source: object) -> Iterator[Item]:
-    """Yield questions or documents unchanged; raise BadInput at the first id that occurs twice.
+    """Yield questions or documents unchanged. A repeated id raises BadInput.
 
     Args:
         items: Objects with an attribute `id`.
@@ -151,7 +142,7 @@ def check_unique_ids(items: Iterable[Item], kind: str, source: object) -> Iterat
 
 
 def check_encodable(text: str, where: str) -> None:
-    """Raise BadInput if a text contains a lone surrogate, which UTF-8 cannot encode."""
+    """Raise BadInput if a text contains a lone surrogate. UTF-8 cannot encode it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -178,7 +169,7 @@ def check_seed(value: Any) -> int:
 
 
 def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 1) -> float:
-    """Return the value as a float if it is a number within bounds, by default from 0 to 1.
+    """Return the value as a float, after checking its bounds.
 
     Raises:
         BadSetting: The value is out of bounds, NaN, or not a number; booleans are rejected, too.
@@ -191,16 +182,15 @@ def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 
 
 
 def _format_setting(name: str, value: Any) -> str:
-    """Return the beginning of the error about a setting with a wrong value.
+    """Return the beginning of the error for a wrong setting.
 
-    For the Python argument `samples`, this is 'samples=0 is not allowed'. The command line translates it to
-    '--samples 0'. Names with spaces give a sentence: 'the window is 0'.
+    Example: 'samples=0 is not allowed', or 'the window is 0'.
     """
     return f"{name}={format_value(value)} is not allowed" if name.isidentifier() else f"{name} is {format_value(value)}"
 
 
 def expand_path(text: str | Path) -> Path:
-    """Convert the text of a user to a path. A leading '~' is replaced by the home folder."""
+    """Convert a text to a path. A leading '~' becomes the home folder."""
     try:
         path = Path(text).expanduser()
     except RuntimeError:
@@ -211,7 +201,7 @@ def expand_path(text: str | Path) -> Path:
 
 
 def _iter_children(values: list[Any]) -> Iterator[Any]:
-    """Yield the keys and values of all dicts and the items of all lists among the values."""
+    """Yield all keys and values of dicts, and all items of lists."""
     for value in values:
         if isinstance(value, dict):
             yield from value
@@ -228,23 +218,19 @@ def _make_depth_error(where: str) -> BadInput:
 
 @functools.cache
 def _make_decoder() -> json.JSONDecoder:
-    """Return the strict JSON decoder. It is shared, because `json.loads` would create one per call."""
+    """Return the strict JSON decoder. All calls share it."""
     return json.JSONDecoder(
         parse_constant=_reject_constant, parse_int=_parse_int, parse_float=_parse_float, object_hook=keep_object
     )
 
 
 def keep_object(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a parsed JSON object as it is.
-
-    As the `object_hook` of a decoder, this function lets other threads run. Without it, the decoder holds Python's
-    global lock until the whole text is parsed, which takes up to a second for 10 MB.
-    """
+    """Return a parsed JSON object unchanged. As `object_hook` of a decoder, it lets other threads run."""
     return value
 
 
 def _may_have_surrogates(text: str) -> bool:
-    """Return whether JSON text may contain lone surrogates. False is certain; True needs a closer check."""
+    """Return whether JSON text may contain lone surrogates. Only False is certain."""
     if text.isascii() and "\\u" not in text:  # faster than the search below
         return False
     return SURROGATES.search(text) is not None
@@ -263,7 +249,7 @@ def _parse_int(digits: str) -> int:
 
 
 def _parse_float(digits: str) -> float:
-    """Parse a float; raise ValueError if it is too large and would become infinite."""
+    """Parse a float. A too large number raises ValueError."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"the number {digits[:40]} is too large for a float")

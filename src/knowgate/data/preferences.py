@@ -31,7 +31,7 @@ CUTOFFS = (1, 3, 5)  # ranking metrics look at the first 1, 3 and 5 passages
 
 @dataclass(frozen=True)
 class CandidatePassage:
-    """A candidate passage, and how it changes the LLM's confidence in its answer.
+    """A candidate passage, with its effect on the LLM's confidence.
 
     Attributes:
         score: Score of the retriever; None if it gave none.
@@ -54,7 +54,7 @@ class CandidatePassage:
 
 @dataclass(frozen=True)
 class Preference:
-    """A question with its candidate passages, and which of them help or hurt the LLM most.
+    """A question with its candidate passages, and which of them help or hurt most.
 
     Attributes:
         split: Part of the data that the question belongs to: train, dev or test.
@@ -98,10 +98,7 @@ class Preference:
         return tuple(sorted({*self.positives, *self.negatives}))
 
     def keep_pool(self) -> Preference:
-        """Return a copy that has only the positive and negative candidates (the pool); drops all other passages.
-
-        Ranking metrics do not change, because they look only at the pool.
-        """
+        """Return a copy with only the positive and negative candidates (the pool)."""
         # Positives and negatives are indices of candidates, so they are renumbered.
         new_index = {old: new for new, old in enumerate(self.pool)}
         return replace(
@@ -113,7 +110,7 @@ class Preference:
 
 
 class PreferenceFolder(RowFolder):
-    """The folder of a preference run: all rows in `preferences.jsonl`, training records of CBDR in `pairs.jsonl`."""
+    """The folder of a preference run. `preferences.jsonl` has all rows, `pairs.jsonl` has training records."""
 
     version: ClassVar[int] = 1
     manifest_name: ClassVar[str] = "pref.json"
@@ -132,7 +129,7 @@ class PreferenceFolder(RowFolder):
 
 
 def preference_from_json(record: Mapping[str, Any], where: str) -> Preference:
-    """Parse a row of `preferences.jsonl`; raises ArtifactError if it is invalid.
+    """Parse a row of `preferences.jsonl`.
 
     Args:
         record: JSON object of the row.
@@ -152,10 +149,7 @@ def preference_from_json(record: Mapping[str, Any], where: str) -> Preference:
 
 
 def to_cbdr_record(row: Preference) -> dict[str, Any]:
-    """Convert a row to a training record for rerankers in the format of the paper CBDR.
-
-    The score of a passage is how much it changed the LLM's confidence in its answer.
-    """
+    """Convert a row to a training record for rerankers (CBDR format). A score is the change in the LLM's confidence."""
     positives = [row.candidates[index] for index in row.positives]
     negatives = [row.candidates[index] for index in row.negatives]
     return {
@@ -173,10 +167,7 @@ def to_cbdr_record(row: Preference) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PassageSelection:
-    """Indices of the candidate passages of a question that help the LLM (positives) or hurt it (negatives).
-
-    `select_passages` chooses them.
-    """
+    """Indices of passages that help the LLM (positives) or hurt it (negatives)."""
 
     positives: tuple[int, ...]
     negatives: tuple[int, ...]
@@ -185,11 +176,9 @@ class PassageSelection:
 def select_passages(
     shifts: Sequence[float], correct: Sequence[bool | None], top: int = DEFAULT_TOP
 ) -> PassageSelection:
-    """Select the passages that help an LLM most (positives) and those that hurt it most (negatives).
+    """Select the passages that help an LLM most (positives) and hurt it most (negatives).
 
-    Without grades, a passage helps if it raises the LLM's confidence in its answer, and hurts if it lowers it (CBDR,
-    section 3.2.2). The largest changes come first. With grades, a passage helps if the answer with it is right, and
-    hurts if that answer is wrong. In both lists, passages that raise the confidence most come first.
+    Grades decide, or else the change in confidence.
 
     Args:
         shifts: Confidence with each candidate minus the confidence without it.
@@ -207,7 +196,7 @@ def select_passages(
 
 
 def deduplicate_passages(passages: Sequence[Passage]) -> list[Passage]:
-    """Keep the first of all passages with the same text; case, punctuation and articles do not matter."""
+    """Keep the first of passages with the same text. Case, punctuation and articles are ignored."""
     by_text: dict[str, Passage] = {}
     for passage in passages:
         by_text.setdefault(normalize(passage.text) or passage.text, passage)
@@ -224,7 +213,7 @@ def hash_preferences(rows: Sequence[Preference]) -> str:
 
 
 def load_common_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
-    """Check that the rows of several preference folders can be combined, and return the settings of the first.
+    """Check that preference folders can be combined, and return the first settings.
 
     Raises:
         BadSetting: Another folder differs in one of the `COMMON_SETTINGS`.
@@ -249,26 +238,20 @@ def rank_scores(scores: Sequence[float]) -> list[int]:
 
 
 def precision_at(hits: Sequence[bool], k: int) -> float:
-    """Return the share of positives among the first k passages; if there are fewer than k, the rest count as misses.
+    """Return the share of positives among the first k passages.
 
-    `hits` says for each ranked passage whether it is a positive.
+    `hits` says for each ranked passage whether it is positive.
     """
     return sum(hits[:k]) / k
 
 
 def recall_at(hits: Sequence[bool], k: int) -> float:
-    """Return the share of all positives that are among the first k passages.
-
-    `hits` says for each ranked passage whether it is a positive. At least one must be.
-    """
+    """Return the share of all positives found among the first k passages."""
     return sum(hits[:k]) / sum(hits)
 
 
 def reciprocal_rank_at(hits: Sequence[bool], k: int) -> float:
-    """Return 1 / rank of the first positive passage; 0 if there is none among the first k.
-
-    `hits` says for each ranked passage whether it is a positive.
-    """
+    """Return 1 / rank of the first positive among the first k passages, or 0."""
     for rank, is_positive in enumerate(hits[:k], start=1):
         if is_positive:
             return 1 / rank
@@ -280,9 +263,9 @@ RANK_METRIC_NAMES = tuple(f"{name}@{k}" for k in CUTOFFS for name in RANK_METRIC
 
 
 def rank_hits(row: Preference, scores: Sequence[float]) -> list[bool]:
-    """Rank the positive and negative passages of a row by score, and return for each rank whether it is a positive.
+    """Rank the positive and negative passages of a row by score.
 
-    Candidates that are neither positive nor negative are left out.
+    Return for each rank whether the passage is positive.
 
     Args:
         row: A question with its candidate passages.
@@ -294,9 +277,9 @@ def rank_hits(row: Preference, scores: Sequence[float]) -> list[bool]:
 
 
 def compute_rank_metrics(rows: Sequence[Preference], scores: Sequence[Sequence[float]]) -> dict[str, FloatArray]:
-    """Compute how well scores rank the passages of each question: helpful passages should come first.
+    """Compute how well scores rank helpful passages first.
 
-    The metrics are precision (P), recall (R) and reciprocal rank (MRR) among the first 1, 3 and 5 passages.
+    The metrics are precision (P), recall (R) and reciprocal rank (MRR).
 
     Args:
         rows: Questions with helpful passages (positives) and harmful ones (negatives).

@@ -27,7 +27,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class FolderManifest:
-    """The fields that all manifests have in common. A manifest is a JSON file that describes the rows of a folder.
+    """Fields that all manifests share. A manifest is a JSON file about the rows of a folder.
 
     Attributes:
         settings: Settings that the rows were made with.
@@ -40,7 +40,7 @@ class FolderManifest:
 
 @dataclass(frozen=True)
 class RowHeader:
-    """The fields that all rows have in common.
+    """Fields that all rows share.
 
     Attributes:
         id: Id of the question.
@@ -53,7 +53,7 @@ class RowHeader:
 
 @dataclass(frozen=True)
 class RowFolder:
-    """A folder with a manifest and a file of rows; subclasses name the files and the command that makes them.
+    """A folder with a manifest and a file of rows. Subclasses name the files.
 
     Attributes:
         path: The folder.
@@ -96,20 +96,20 @@ class RowFolder:
         return manifest
 
     def file(self, name: str) -> Path:
-        """Return the path of a file in the folder; raises ArtifactError for a name or link that leads outside."""
+        """Return the path of a file in the folder. Names and links that lead outside are rejected."""
         path = resolve_inside(self.path, name, self.make_error)
         if links_outside(path, self.path):
             raise self.make_error(f"'{name}' is a link that leads out of the folder")
         return path
 
     def make_error(self, problem: str) -> ArtifactError:
-        """Make the error for a folder that cannot be used; `problem` says why."""
+        """Make the error for an unusable folder. `problem` is the reason."""
         return ArtifactError(
             f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
         )
 
     def _validate(self, kind: type[Record], value: Any, where: str) -> Record:
-        """Convert a JSON value to a dataclass, ignoring unknown fields; raises ArtifactError if it is invalid."""
+        """Convert a JSON value to a dataclass, ignoring unknown fields."""
         try:
             return read_record(kind, value, where, ignore_unknown=True)
         except BadInput as error:
@@ -121,9 +121,9 @@ class RowFolder:
             yield where, record
 
     def records_with_offsets(self) -> Iterator[tuple[str, dict[str, Any], int]]:
-        """Yield (location, JSON object, byte offset) for each row. The offset counts uncompressed bytes.
+        """Yield (location, JSON object, byte offset) for each row.
 
-        An incomplete last line, which a killed process leaves, is left out. A packed (compressed) file is complete.
+        An incomplete last line, left by a killed process, is skipped.
         """
         self.manifest()  # raises ArtifactError if the folder cannot be used
         if not self.is_packed and not self.file(self.rows_name).is_file():
@@ -163,7 +163,7 @@ class RowFolder:
             raise ArtifactError(f"the file {file} cannot be decompressed ({error}). Download it again.") from None
 
     def _parse_row(self, line: bytes, where: str) -> dict[str, Any]:
-        """Parse a line of the file of rows as a JSON object; raises ArtifactError if it is damaged."""
+        """Parse a line of the file of rows as a JSON object."""
         try:
             record = parse_json(line.decode(), where)
         except (UnicodeDecodeError, BadInput) as error:
@@ -173,10 +173,7 @@ class RowFolder:
         return record
 
     def done(self) -> dict[str, str | None]:
-        """Return which questions have a row already, as a mapping from question id to error.
-
-        The error is None if the question did not fail. The result is empty for a folder that was not started.
-        """
+        """Return the error of each question with a row, by question id. None means no error."""
         if not (self.path / self.manifest_name).is_file():
             return {}
         headers = [self._validate(RowHeader, record, where) for where, record in self.records()]
@@ -185,7 +182,7 @@ class RowFolder:
     # --- writing ----------------------------------------------------------------------------------
 
     def start(self, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Create the folder, or continue one that was started with the same settings.
+        """Create the folder, or continue one with the same settings.
 
         Args:
             settings: Settings that identify the rows.
@@ -221,10 +218,7 @@ class RowFolder:
             os.fsync(file.fileno())
 
     def drop_failed(self) -> int:
-        """Remove the rows that have an error, so that their questions are tried again.
-
-        Call it only while the folder is locked (see `exclusive`). A packed folder, which has compressed rows, is not
-        changed.
+        """Remove the rows with an error, to try their questions again. The folder must be locked (see `exclusive`).
 
         Returns:
             The number of rows that have an error.
@@ -272,7 +266,7 @@ def _format_lines(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
-    """Raise BadSetting, with all differences, if a folder was started with other settings than the current ones."""
+    """Raise BadSetting if a folder was started with other settings. The message lists the differences."""
     names = {*started, *current} - {"hash"}  # the hash depends on the other settings
     differences = [
         f"{name} was {started.get(name)!r}, now {current.get(name)!r}"

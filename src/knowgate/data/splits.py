@@ -41,9 +41,9 @@ def fingerprint_text(question: str) -> str:
 
 
 def fingerprint_text_loosely(question: str) -> str:
-    """Return a hash of a question's text that ignores case, spaces, punctuation, accents and invisible characters.
+    """Return a hash of a question that ignores case, spaces, punctuation and accents.
 
-    So "icecream" and "ice cream" have the same hash. With the stricter `fingerprint_text` they differ.
+    "icecream" and "ice cream" have the same hash.
     """
     # Category "Cf" holds invisible format characters such as the zero-width joiner.
     visible = "".join(char for char in question.casefold() if unicodedata.category(char) != "Cf")
@@ -54,9 +54,9 @@ def fingerprint_text_loosely(question: str) -> str:
 
 
 def _is_vowel_sign(char: str) -> bool:
-    """Return whether a character is a combining mark that changes the word, such as a vowel sign of Hindi.
+    """Return whether a character is a vowel sign, for example of Hindi.
 
-    Accents of Latin, Greek and Cyrillic letters (U+0300 to U+036F) do not count, because they are ignored.
+    Accents of Latin, Greek and Cyrillic letters do not count.
     """
     return unicodedata.category(char)[0] == "M" and not "\u0300" <= char <= "\u036f"
 
@@ -71,7 +71,7 @@ def fingerprint_question(question: Question) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of the four disjoint parts into which training data is split.
+    """Row numbers of the four disjoint parts of training data.
 
     Attributes:
         train: Rows for fitting the weights of a model.
@@ -91,9 +91,9 @@ class Split:
 
 
 def split_questions(texts: Sequence[str], seed: int) -> Split:
-    """Split questions into train, dev, calibration and test; questions with equal text fall into the same part.
+    """Split questions into train, dev, calibration and test by the hash of their text.
 
-    The hash of a question is a random number from 0 to 1, which decides its part: below 0.6 it is in train, and so on.
+    Equal questions are in the same part.
     """
     hashes = np.array([hash_to_unit(str(seed), fingerprint_text(text)) for text in texts])
     boundaries = np.cumsum(list(SPLIT_SHARES.values()))[:-1]  # between the parts: 0.6, 0.7, 0.85
@@ -107,14 +107,14 @@ def mark_dev_rows(ids: Sequence[str]) -> BoolArray:
 
 
 def mark_held_out(fingerprints: Sequence[str], share: float, seed: int = 0) -> BoolArray:
-    """Return for each question whether it is held out, which means not used for calibration.
+    """Return for each question whether it is held out from calibration.
 
-    The hash of a question decides, so the result is random but repeatable. It is independent of `split_questions`,
-    which hashes with another salt.
+    The hash of the question decides, so this is repeatable.
 
     Args:
         fingerprints: Fingerprint of each question.
         share: Share of the questions to hold out, from 0 to 1.
         seed: Another seed holds out other questions.
     """
+    # The text "calibrate" makes the result independent of `split_questions`.
     return np.array([hash_to_unit("calibrate", str(seed), key) for key in fingerprints]) < share

@@ -33,9 +33,7 @@ MAX_ERROR_KINDS = 3
 
 @dataclass(frozen=True)
 class RowCounts:
-    """How many rows a label run has, and how many of them have each property.
-
-    A label run holds a row for each question: the answers of an LLM and their grades.
+    """Counts of the rows of a label run. A label run records an LLM's graded answers, one row per question.
 
     Attributes:
         rows: Number of all rows.
@@ -82,7 +80,7 @@ class BoundaryAccuracy:
 
 @dataclass(frozen=True)
 class RetrievalBenefit:
-    """How many greedy answers retrieval turns right, leaves as they are, or turns wrong."""
+    """Numbers of greedy answers turned right, unchanged, or turned wrong by retrieval."""
 
     helps: int
     neutral: int
@@ -91,9 +89,9 @@ class RetrievalBenefit:
 
 @dataclass(frozen=True)
 class EffectInterval:
-    """How often retrieval helps and harms, among the questions whose mastery or certainty lies in an interval.
+    """Counts of questions helped or harmed by retrieval.
 
-    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
+    The interval is of mastery (share of correct samples) or certainty (their agreement).
 
     Attributes:
         low: Start of the interval.
@@ -117,10 +115,9 @@ class EffectInterval:
 
 @dataclass(frozen=True)
 class CopyRate:
-    """How often the LLM answers with the word MASK, copied from passages in which MASK replaces the gold answers.
+    """How often the LLM copies the word MASK from passages.
 
-    An LLM that knows the answer would give it instead (KBM, section 3.3). Certain questions are those for which all
-    sampled answers agree.
+    MASK replaces the gold answers, so a copied MASK is no knowledge.
 
     Attributes:
         is_mask: Share of answers that are just MASK, among the questions that are certain with the original passages.
@@ -137,9 +134,9 @@ class CopyRate:
 
 @dataclass(frozen=True)
 class KnowledgeBoundary:
-    """What an LLM knows by itself and what retrieval changes, measured on one label run.
+    """Knowledge of an LLM and effect of retrieval, in one label run.
 
-    The indicators are mastery (share of correct samples) and certainty (how far the samples agree).
+    Mastery is the share of correct samples, certainty their agreement.
 
     Attributes:
         counts: Numbers of rows and verdicts.
@@ -171,10 +168,7 @@ class KnowledgeBoundary:
 
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
-    """Measure what an LLM knows by itself, and what retrieval changes, in one pass over its recorded, graded answers.
-
-    Failed rows are counted and otherwise left out.
-    """
+    """Measure an LLM's own knowledge and the effect of retrieval on a label run."""
     counts = Counter[str]()  # number of rows with each property
     errors = Counter[str]()  # number of rows by error message
     graders = Counter[str]()  # number of rows by grader
@@ -211,7 +205,7 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
 
 
 class RetrievalChange(NamedTuple):
-    """What retrieval changes for one question. Changes sort from the most harmful to the most helpful.
+    """Effect of retrieval on one question. Changes sort from most harmful to most helpful.
 
     Attributes:
         mastery: Rise of mastery, which is the share of correct sampled answers; 0 if unknown.
@@ -226,7 +220,7 @@ NO_CHANGE = RetrievalChange(0.0, 0)
 
 
 def measure_retrieval_change(row: LabelRow) -> RetrievalChange:
-    """Measure what retrieval changes for a question: its answers with passages compared with those without."""
+    """Measure how passages change the answers to a question."""
     before = row.closed.mastery if row.closed else None
     after = row.open.mastery if row.open else None
     rise = 0.0 if before is None or after is None else round(after - before, 6)
@@ -236,10 +230,7 @@ def measure_retrieval_change(row: LabelRow) -> RetrievalChange:
 def _summarize_facts(
     facts: Sequence[QuestionFacts], counts: RowCounts, harmed: tuple[LabelRow, ...], helped: tuple[LabelRow, ...]
 ) -> KnowledgeBoundary:
-    """Compute all measures of a label run from facts about each question that did not fail.
-
-    `counts`, and the questions that retrieval `harmed` and `helped` most, become part of the result as they are given.
-    """
+    """Compute all measures of a label run from facts about its questions."""
     accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
     matched = estimate_proportion(fact.correct["closed"] for fact in facts if fact.correct["open"] is not None)
     benefits = Counter(fact.benefit for fact in facts)
@@ -262,7 +253,7 @@ def _summarize_facts(
 
 
 def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> tuple[EffectInterval, ...]:
-    """Count how often retrieval helps, changes nothing or hurts, for questions grouped by mastery or certainty.
+    """Count how often retrieval helps or hurts, by interval of mastery or certainty.
 
     Args:
         facts: The questions.
@@ -289,14 +280,17 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
-    """Correlate (Pearson) mastery, the share of right samples, and certainty, how far they agree, without passages."""
+    """Correlate mastery and certainty of answers without passages.
+
+    Mastery is the share of right samples, certainty their agreement.
+    """
     values = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
     pairs = [(mastery, certainty) for mastery, certainty in values if mastery is not None and certainty is not None]
     return proportions.pearson_correlation([mastery for mastery, _ in pairs], [certainty for _, certainty in pairs])
 
 
 def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
-    """Measure how often the LLM copies the word MASK from masked passages. None if the run has no such answers."""
+    """Measure how often the LLM copies the word MASK from passages. None without answers to masked passages."""
     masked = [fact for fact in facts if fact.is_mask is not None]
     if not masked:
         return None
@@ -315,10 +309,7 @@ def _samples_agree(fact: QuestionFacts, side: str) -> bool:
 
 
 def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgreement, ...]:
-    """Measure how far every pair of graders agrees on the greedy answers (without sampling) that both graded.
-
-    Answers without passages ('closed') and with passages ('open') are measured separately.
-    """
+    """Measure how often each pair of graders gives the same verdict."""
     agreements = []
     for side in ("closed", "open"):
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]  # by grader, for each question
@@ -336,9 +327,7 @@ def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgre
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a report shows of a label run: its settings, and what the LLM knows (its knowledge boundary).
-
-    A label run is a folder with questions, the answers of an LLM, and their grades.
+    """Content of the report on one label run. A label run is a folder of questions with an LLM's graded answers.
 
     Attributes:
         name: The model's name, or the folder's if several runs share a model.
@@ -354,13 +343,13 @@ class RunReport:
 
 
 def read_run_reports(paths: Sequence[Path]) -> list[RunReport]:
-    """Read label runs (folders of recorded answers) and measure what the LLM of each run knows."""
+    """Read label runs and measure the knowledge of each LLM. A label run is a folder of recorded answers."""
     check_unique_runs(paths)
     return _assign_names([_read_run_report(path) for path in paths])
 
 
 def _read_run_report(path: Path) -> RunReport:
-    """Read a label run and measure what its LLM knows. The report gets its name later, from `_assign_names`."""
+    """Read a label run and measure the LLM's knowledge. `_assign_names` sets the final name later."""
     folder = RunFolder(path)
     manifest = folder.manifest()
     boundary = measure_boundary(folder.rows())
@@ -381,10 +370,7 @@ def _read_run_report(path: Path) -> RunReport:
 
 
 def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
-    """Return a setting of a label run as text; 'not recorded' if the run has none of the `names`.
-
-    The manifest holds most settings under its key 'settings', and some at its top level.
-    """
+    """Return the first recorded setting of a label run among `names`, as text."""
     for settings in (manifest.get("settings") or {}, manifest):
         for name in names:
             if settings.get(name) is not None:
@@ -405,10 +391,7 @@ def _assign_names(runs: Sequence[RunReport]) -> list[RunReport]:
 
 
 def run_report_to_dict(run: RunReport) -> dict[str, Any]:
-    """Convert a run report to plain data, for JSON.
-
-    The questions that retrieval harmed and helped most are shortened to their texts and the ids of their passages.
-    """
+    """Convert a run report to plain data for JSON. The most harmed and helped questions are shortened."""
     boundary = run.boundary
     numbers = dataclasses.asdict(dataclasses.replace(boundary, harmed=(), helped=()))
     numbers["harmed"] = [_shorten_row(row) for row in boundary.harmed]

@@ -30,9 +30,9 @@ NOT_GIVEN = "(not given)"
 
 @dataclass(frozen=True, slots=True)
 class QuestionFacts:
-    """What the report on the knowledge of an LLM needs of a labeled question; small, so that long runs fit in memory.
+    """Facts about one labeled question.
 
-    A side is a way of answering: 'closed' (without passages), 'open' (with them) or 'mask' (with masked passages).
+    Sides: 'closed' (without passages), 'open' (with passages), 'mask' (with masked passages).
 
     Attributes:
         has_gold: Whether the question has gold answers.
@@ -63,10 +63,7 @@ class QuestionFacts:
 
 
 def extract_facts(row: LabelRow) -> QuestionFacts:
-    """Extract what the report on the knowledge of an LLM needs from a label row: a question with its graded answers.
-
-    The row must not have failed.
-    """
+    """Extract the facts for the knowledge report from one labeled question."""
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
     correct: dict[str, bool | None] = {}
     indicators: dict[str, dict[str, float | None]] = {}
@@ -100,8 +97,6 @@ def has_gold_answer(question: Question) -> bool:
 def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Question) -> dict[str, bool]:
     """Return whether each grader accepts an answer, by name of the grader.
 
-    Graders that compare texts grade the answer now, so that they can be compared with the grader of the stored verdict.
-
     Args:
         answer: The answer with its stored verdict.
         stored_grader: Name of the grader that gave the stored verdict.
@@ -123,9 +118,9 @@ def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Questi
 
 @dataclass(frozen=True)
 class SavingPoint:
-    """What skipping retrieval saves and costs, if it is skipped for questions of high mastery or certainty.
+    """Savings and accuracy if confident questions skip retrieval.
 
-    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
+    Confident: high mastery (share of correct samples) or certainty (their agreement).
 
     Attributes:
         threshold: Mastery or certainty from which on questions are skipped; None if nothing is skipped.
@@ -142,9 +137,9 @@ class SavingPoint:
 
 @dataclass(frozen=True)
 class SavingCurve:
-    """What skipping retrieval saves and costs at every threshold of an indicator: mastery or certainty.
+    """Savings and accuracy at every threshold of an indicator.
 
-    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
+    Indicators: mastery (share of correct samples) and certainty (their agreement).
 
     Attributes:
         n: Number of questions that have a value of the indicator and graded answers with and without passages.
@@ -162,7 +157,7 @@ class SavingCurve:
 
 
 def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> SavingCurve | None:
-    """Compute what skipping retrieval saves and costs if the questions of highest mastery or certainty are skipped.
+    """Compute savings and costs of skipping retrieval for questions of high mastery or certainty.
 
     Args:
         facts: The questions.
@@ -183,7 +178,7 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     never = float(closed.mean())
 
     def measure_threshold(threshold: float) -> SavingPoint:
-        """Measure what is saved and lost if all questions with at least this value are skipped."""
+        """Measure the savings and accuracy if questions from this value on are skipped."""
         is_skipped = values >= threshold - TOLERANCE
         saved = float(is_skipped.mean())
         accuracy = float(np.where(is_skipped, closed, opened).mean())
@@ -231,7 +226,7 @@ class RunSlice:
 
 
 def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
-    """Measure groups of questions, such as those of each language, for every dimension that the questions have."""
+    """Measure groups of questions, such as all questions of one language."""
     slices: list[RunSlice] = []
     for dimension in label_rows.SLICE_DIMENSIONS:
         is_frequency = dimension == label_rows.ANSWER_FREQUENCY  # a number, which is divided into thirds
@@ -242,10 +237,7 @@ def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
 
 
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
-    """Measure a group of questions. Means are over the questions that have a value.
-
-    Closed-book accuracy (without passages) and open-book accuracy (with passages) are measured on the same questions:
-    those with a graded open-book answer. If there are none, closed-book accuracy is measured on all questions.
+    """Measure one group of questions. Accuracies with and without passages are on the same questions where possible.
 
     Args:
         dimension: What the questions are grouped by, such as 'language'.
@@ -267,10 +259,7 @@ def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) 
 
 
 def _group_by_value(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[str, list[QuestionFacts]]:
-    """Group questions by their value of a dimension, such as 'en' for the language.
-
-    The groups are in alphabetical order. Questions without a value are the last group.
-    """
+    """Group questions by a dimension. Example: the dimension 'language' gives the groups 'de' and 'en'."""
     groups: dict[str, list[QuestionFacts]] = {}
     for fact in facts:
         groups.setdefault(fact.slices.get(dimension, NOT_GIVEN), []).append(fact)
@@ -279,9 +268,9 @@ def _group_by_value(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[s
 
 
 def _group_by_frequency(facts: Sequence[QuestionFacts]) -> Mapping[str, list[QuestionFacts]]:
-    """Group questions into thirds by answer frequency, the number of passages in the corpus that contain the answer.
+    """Group questions into thirds by answer frequency.
 
-    Empty thirds are included. Questions of unknown frequency form a fourth group if there are any.
+    Answer frequency counts the passages with the answer in the corpus.
     """
     thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
     if not any(thirds):

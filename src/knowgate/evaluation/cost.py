@@ -46,7 +46,7 @@ def read_prices(path: Path) -> Prices:
 
 @dataclass(frozen=True)
 class CostComparison:
-    """Mean costs per question of always, never and gated retrieval on the same questions, and what the gate saves.
+    """Mean costs per question of always, never and gated retrieval on the same questions.
 
     Attributes:
         always: Cost of always retrieving.
@@ -77,23 +77,19 @@ class CostComparison:
 
     @property
     def extra_calls(self) -> float | None:
-        """How many more LLM calls per question the gate makes than always retrieving; None if unknown."""
+        """Additional LLM calls per question, compared with always retrieving. None if unknown."""
         if self.gated.calls is None or self.always.calls is None:
             return None
         return self.gated.calls - self.always.calls
 
     @property
     def may_call_more(self) -> bool:
-        """Whether the gate makes more LLM calls than always retrieving, or their number is unknown."""
+        """Whether the gate may make more LLM calls than always retrieving."""
         return self.extra_calls is None or self.extra_calls > 0
 
     @property
     def money(self) -> float | None:
-        """Money per question that the gate saves, compared with always retrieving; negative if it costs more.
-
-        If the costs of the LLM are unknown, only the saved searches are counted. This is possible only if the gate
-        makes no more LLM calls than always retrieving. Otherwise the result is None.
-        """
+        """Money saved per question, compared with always retrieving. Negative means extra cost, None means unknown."""
         always_money, gated_money = self.always.money(self.prices), self.gated.money(self.prices)
         if always_money is not None and gated_money is not None:
             return always_money - gated_money
@@ -106,11 +102,7 @@ class CostComparison:
 
     @property
     def break_even(self) -> float | None:
-        """The price of a search above which the gate is cheaper than always retrieving; 0 if it always is.
-
-        None if this cannot be said: the gate skips nothing, costs are unknown, or the gate may make more LLM calls and
-        these have no price.
-        """
+        """Break-even price of a search, compared with always retrieving. None if unknown."""
         always_money = self.always.money_without_searches(self.prices)
         gated_money = self.gated.money_without_searches(self.prices)
         has_unpriced_calls = self.may_call_more and not self.prices.include_llm
@@ -120,11 +112,7 @@ class CostComparison:
 
     @property
     def break_even_call(self) -> float | None:
-        """The price of an LLM call at which the skipped searches just pay for the extra calls of the gate.
-
-        If a call costs less, the gate is cheaper than always retrieving. None if the gate makes no extra calls, or if
-        their number is unknown.
-        """
+        """Price of an LLM call at which the gate costs the same as always retrieving."""
         if self.extra_calls is None or self.extra_calls <= 0:
             return None
         return self.search_money / self.extra_calls
@@ -157,7 +145,7 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 
 
 class CostAssumptions(Options):
-    """Prices in dollars and the duration of a search. Recorded answers do not contain them, so they are assumed."""
+    """Assumed prices in dollars, and assumed duration of a search. Recorded answers do not contain them."""
 
     price_search: Price = option(
         DEFAULT_SEARCH_PRICE, "Price of one search in dollars. The report computes savings from it."
@@ -195,9 +183,7 @@ def estimate_never_cost(table: LabelTable) -> PolicyCost:
 def estimate_gated_cost(
     table: LabelTable, skips: BoolArray, gate: TableScores | None, *, has_arbiter: bool = False
 ) -> PolicyCost:
-    """Estimate the mean cost per question if some searches are skipped.
-
-    Of the prompt, only the passages are counted, because the rest is the same with and without retrieval.
+    """Estimate the mean cost per question if some searches are skipped. Of each prompt, only the passages count.
 
     Args:
         table: Labeled questions.

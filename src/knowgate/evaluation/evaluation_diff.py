@@ -35,7 +35,7 @@ class MeasureDiff:
 
 @dataclass(frozen=True)
 class GateDiff:
-    """One gate in both evaluations. `changes` has its accuracy, rate (of retrieval) and auroc, if both have them."""
+    """One gate in both evaluations. `changes` holds the shared measures: accuracy, retrieval rate and AUROC."""
 
     gate: str
     changes: dict[str, MeasureDiff]
@@ -67,17 +67,11 @@ class EvaluationDiff:
 
     @property
     def paired(self) -> int:
-        """Number of shared questions on which gates are compared question by question.
-
-        0 if the evaluations share too few, so that their estimates are compared as independent samples.
-        """
+        """Number of questions compared one by one. 0 if the evaluations share too few questions."""
         return self.shared if self.shared >= self.needed else 0
 
     def find_worse(self, tolerance: float) -> list[GateDiff]:
-        """Return the watched gates whose accuracy in the second evaluation is certainly below that in the first.
-
-        It must have fallen by more than `tolerance`, and the interval of the difference must be below 0.
-        """
+        """Return the watched gates with a certain loss of accuracy. The loss must also exceed `tolerance`."""
         worse = []
         for gate in self.gates:
             if gate.gate in self.watched and "accuracy" in gate.changes:
@@ -91,9 +85,7 @@ class EvaluationDiff:
 def diff_evaluations(
     first: EvaluationSummary, second: EvaluationSummary, watch: Sequence[str] = (), resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationDiff:
-    """Compare two evaluations, gate by gate.
-
-    Gates that only one evaluation has are not compared, but listed in the result.
+    """Compare two evaluations, gate by gate. Gates of only one evaluation are just listed.
 
     Args:
         first: The evaluation to compare with.
@@ -146,7 +138,7 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
 
 
 def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> RowPairs:
-    """Find the questions that both evaluations have. A question that occurs several times counts once."""
+    """Return the row numbers of the shared questions in both evaluations."""
     first_keys = np.array(first.question_keys, dtype=str)
     second_keys = np.array(second.question_keys, dtype=str)
     _, first_rows, second_rows = np.intersect1d(first_keys, second_keys, return_indices=True)
@@ -154,11 +146,7 @@ def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) 
 
 
 def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: RowPairs | None, resamples: int) -> GateDiff:
-    """Compare each measure of a gate, such as its accuracy, in two evaluations.
-
-    Accuracy and retrieval rate are compared question by question, if enough questions are `shared` and both evaluations
-    store the gate's decisions. All else is compared as estimates of independent samples.
-    """
+    """Compare each measure of a gate, such as its accuracy, in two evaluations."""
     first_outcomes = {"accuracy": first.right, "rate": first.searched}  # the outcome of each question
     second_outcomes = {"accuracy": second.right, "rate": second.searched}
     changes = {}
@@ -174,9 +162,9 @@ def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: RowPa
 
 
 def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> MeasureDiff:
-    """Compare yes-or-no outcomes of two evaluations on the same questions, in the same order.
+    """Compare yes-or-no outcomes of two evaluations on the same questions.
 
-    The differences are resampled question by question, which gives narrower intervals than independent samples.
+    Pairing the questions makes the intervals narrower.
     """
     before, after = first.astype(float), second.astype(float)
     first_mean, second_mean, difference = estimate_means([before, after, after - before], resamples)
@@ -184,11 +172,7 @@ def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> Measure
 
 
 def _diff_independent(first: Estimate, second: Estimate) -> MeasureDiff:
-    """Compare estimates from different questions.
-
-    The variances of independent samples add up. The half-width of the interval is therefore the root of the sum of
-    both squared half-widths.
-    """
+    """Compare estimates from different questions. Variances add up, so the half-widths are added as squares."""
     if first.value is None or second.value is None:
         return MeasureDiff(first, second, Estimate(None))
     difference = second.value - first.value

@@ -48,7 +48,7 @@ class GateSummary:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """The results of an evaluation that are needed to compare it with another one.
+    """Results of an evaluation, as needed to compare two evaluations.
 
     Attributes:
         name: Folder it was read from.
@@ -72,7 +72,7 @@ class EvaluationSummary:
 def load_evaluation_summary(
     path: Path, gates: Sequence[GateLike], resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationSummary:
-    """Read the summary of an evaluation from its report folder, or evaluate gates on a label run and summarize that.
+    """Read the summary of a report folder, or evaluate a label run and summarize it.
 
     Args:
         path: Folder that `knowgate eval --out` wrote, or a label run (folder of recorded and graded answers).
@@ -96,10 +96,7 @@ def load_evaluation_summary(
 
 
 def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation, name: str) -> EvaluationSummary:
-    """Summarize an evaluation that is in memory.
-
-    Besides each gate, the summary has the recommendation and, if an arbiter was evaluated, each gate followed by it. An
-    arbiter chooses between the answers with and without passages after a search.
+    """Summarize an evaluation. Gates followed by the arbiter (it picks one of two answers) get their own entries.
 
     Args:
         evaluation: The evaluation.
@@ -130,7 +127,7 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
 
 
 def _summarize_recommendation(evaluation: Evaluation, recommendation: Recommendation) -> GateSummary:
-    """Summarize what the recommendation does: use its gate or, if it recommends no gate, retrieve for every question."""
+    """Summarize the results of following the recommendation. Without a gate, this means always retrieving."""
     if recommendation.is_positive:
         return _summarize_decisions(recommendation.right, searched=~recommendation.skips)
     always = evaluation.gate("always")
@@ -144,7 +141,7 @@ def _summarize_decisions(right: BoolArray, searched: BoolArray) -> GateSummary:
 
 
 def _describe_recommendation(level: str, gate: str | None, threshold: float | None) -> str:
-    """Name the recommended gate and threshold; 'no gate' unless the level of the recommendation is positive."""
+    """Name the recommended gate and threshold, or return 'no gate'."""
     return f"{gate} at {threshold or 0.0:.3g}" if gate and level in ("use", "try") else "no gate"
 
 
@@ -178,10 +175,7 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
-    """Convert the results of all gates with an arbiter to plain data, without the grades of single answers ('right').
-
-    An arbiter chooses between the answers with and without passages after a search.
-    """
+    """Convert the results with an arbiter to plain data, without the grade of each answer."""
     values = asdict(cascade)
     for line in values["lines"]:
         del line["right"]
@@ -189,10 +183,7 @@ def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
 
 
 def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
-    """Convert the measures of a gate to plain data, without results of single questions.
-
-    'far' is the share of questions that are unlike those the gate was fitted on.
-    """
+    """Convert a gate's measures to plain data. 'far' is the share of questions unlike the gate's training questions."""
     frontier = gate.frontier
     return {
         "gate": gate.gate,
@@ -217,11 +208,7 @@ def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
 
 
 def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) -> dict[str, Any]:
-    """Build the content of decisions.json, which contains no texts.
-
-    For each gate, a string of 0 and 1 says which answers are correct ('right'), and another which questions were
-    retrieved for ('searched').
-    """
+    """Build the content of decisions.json. Strings of 0 and 1 say 'right' and 'searched' for each question."""
     summary = summarize_evaluation(evaluation, recommendation, "")
     gates = {}
     for name, gate in summary.gates.items():
@@ -242,7 +229,7 @@ class _StoredDecisions:
     gates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def get(self, gate: str, kind: str) -> BoolArray | None:
-        """Return the 'right' or 'searched' flags of a gate; None if they are missing or of another length."""
+        """Return the 'right' or 'searched' flags of a gate, or None if unusable."""
         bits = self.gates.get(gate, {}).get(kind, "")
         if not bits or len(bits) != len(self.questions):
             return None
@@ -273,7 +260,7 @@ def _read_summary(folder: Path) -> EvaluationSummary:
 
 
 def _parse_summary(record: Any, decisions: _StoredDecisions, name: str) -> EvaluationSummary:
-    """Make a summary from the content of summary.json. Raises KeyError or TypeError if that is something else."""
+    """Make a summary from the content of summary.json and the stored decisions."""
     gates = {}
     for gate in record["gates"]:
         measures = {key: Estimate(**gate[key]) for key in SUMMARY_MEASURES if key in gate}

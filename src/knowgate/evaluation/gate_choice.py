@@ -65,7 +65,7 @@ class GateChoice:
     skipped: float
 
     def skips(self, rows: BoolArray) -> BoolArray:
-        """Return whether the search is skipped, for each question that the mask `rows` selects."""
+        """Return whether the search is skipped, for each question in `rows`."""
         return self.needs[rows] <= self.threshold
 
 
@@ -95,10 +95,9 @@ def choose_gate(
 def _choose_threshold(
     gate: str, all_needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
-    """Choose the threshold of a gate that skips the most searches and loses at most `max_loss` of accuracy.
+    """Choose the threshold that skips most searches and loses little accuracy.
 
-    The loss, compared with always retrieving, is measured on the questions that the mask `rows` selects. It must be
-    within the limit with 95 % confidence.
+    The loss is measured on the questions in `rows`.
 
     Returns:
         The gate and the threshold. None if every threshold loses too much or skips nothing.
@@ -116,10 +115,7 @@ def _choose_threshold(
 
 
 def _bound_loss(n_lost: IntArray, n_gained: IntArray, n: int) -> FloatArray:
-    """Return an upper 95 % confidence bound of the accuracy that is lost against always retrieving, per threshold.
-
-    One more lost question is added to the counts. Without it, a threshold that changes hardly any answers would look
-    safe by chance.
+    """Return an upper 95 % bound of the accuracy loss, per threshold. One loss is added, for caution.
 
     Args:
         n_lost: Number of questions that only always retrieving answers right, for each threshold.

@@ -38,7 +38,7 @@ CALIBRATION_ENTRIES = (*TARGET_KINDS, "policy")  # entries in the manifest of a 
 
 
 class SliceResult(NamedTuple):
-    """Results of a gate on a group of questions, such as those of one language.
+    """Results of a gate on a group of questions, such as one language.
 
     Attributes:
         gate: Name of the gate.
@@ -55,7 +55,7 @@ class SliceResult(NamedTuple):
 
 @dataclass(frozen=True)
 class SliceTable:
-    """Accuracy of the gates on one slice: a group of questions, such as those of one language.
+    """Accuracy of the gates on a group of questions, such as one language.
 
     Attributes:
         dimension: What the questions are grouped by, such as 'language'.
@@ -76,7 +76,7 @@ class SliceTable:
 
 @dataclass(frozen=True)
 class GateGuarantee:
-    """A proof that skipping searches with a gate loses few answers. It is stored with the gate's threshold.
+    """Proof that a gate loses few answers. It is stored with the gate's threshold.
 
     Attributes:
         text: The guarantee in words, including why it does not hold here if it does not. Empty if there is none.
@@ -196,7 +196,7 @@ def compare_gates(
 
 
 def _check_distinguishable(table: LabelTable) -> None:
-    """Raise BadInput if no gate can be better than another, because all questions have the same grade."""
+    """Raise BadInput if all questions have the same grade, so gates cannot be compared."""
     closed = table.closed_right
     if table.open_right is None and (closed.all() or not closed.any()):
         grade = "right" if closed.all() else "wrong"
@@ -207,10 +207,7 @@ def _check_distinguishable(table: LabelTable) -> None:
 
 
 def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[proportions.PairedComparison]:
-    """Test each gate against always retrieving, and the most accurate gate against the others.
-
-    The p-values are corrected for the number of tests (Holm).
-    """
+    """Test each gate against always retrieving, and the best gate against the others. P-values are Holm-corrected."""
     if not gates:
         return []
     best = max(gates, key=lambda gate: gate.measures["accuracy"].value or 0.0)
@@ -239,10 +236,7 @@ def _compare_pair(first: GateResult, second: GateResult) -> proportions.PairedCo
 
 
 def _measure_slices(table: LabelTable, gates: Sequence[GateResult]) -> list[SliceTable]:
-    """Measure the gates on groups of questions, such as those of each language.
-
-    Dimensions along which all questions are in the same group are left out.
-    """
+    """Measure the gates on groups of questions, such as all questions of one language."""
     tables = []
     for dimension in SLICE_DIMENSIONS:
         group_of_row = table.get_slice_values(dimension)
@@ -277,9 +271,9 @@ def _measure_slice(
 def read_guarantees(
     table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False, arbiter: str | None = None
 ) -> dict[str, GateGuarantee]:
-    """Read the guarantees of fitted gates and check whether they hold for these questions.
+    """Read the guarantees of fitted gates and check them for these questions.
 
-    A guarantee is a proof that skipping searches with the gate loses few answers.
+    A guarantee proves that the gate loses few answers.
 
     Args:
         table: Questions that the gates are evaluated on.
@@ -302,9 +296,9 @@ def read_guarantees(
 
 
 def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
-    """Check whether a gate's guarantee, that it loses few answers, holds for the way these questions were answered.
+    """Check whether a gate's guarantee holds for these questions.
 
-    It holds only if LLM, prompts and passages are those that it was proven with, and so is the arbiter, if it has one.
+    LLM, prompts, passages and arbiter must be unchanged.
 
     Args:
         table: The questions, with the settings that they were answered with.
@@ -344,12 +338,7 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
 
 
 def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build the main table, with a row per gate. All questions must have answers with passages.
-
-    'gain' is against random retrieval at the same rate ('matched random'). 'harm' is the share of questions that are
-    wrong only because the search was skipped, 'waste' that of searches for questions that the LLM knows, and 'headroom'
-    the reached part of the best possible rise over never retrieving.
-    """
+    """Build the main table, with one row per gate. 'matched random' retrieves as often as the gate, but at random."""
     columns: dict[str, Callable[[GateResult], str]] = {
         "gate": lambda gate: gate.gate,
         "accuracy": lambda gate: proportions.format_percent_estimate(gate.measures["accuracy"]),
@@ -378,7 +367,7 @@ def _format_milliseconds(gate: GateResult) -> str:
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table with a row per gate: AUROC and, if there are answers with passages, accuracy and costs."""
+    """Build a narrow table with a row per gate."""
     columns: dict[str, Callable[[GateResult], str]] = {"gate": lambda gate: gate.gate}
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
     if has_open_answers:
@@ -411,11 +400,7 @@ def _format_against_always(gate: GateResult) -> str:
 
 
 def draw_trade_off(gates: Sequence[GateResult]) -> str:
-    """Draw accuracy against retrieval rate as SVG, with one curve per gate.
-
-    A dot marks the accuracy and rate at the gate's own threshold. The gray line is random retrieval, from never to
-    always retrieving.
-    """
+    """Draw accuracy against retrieval rate as SVG, with one curve per gate."""
     by_name = {gate.gate: gate for gate in gates}
     ranked = [gate for gate in gates if gate.frontier is not None and gate.can_rank][:MAX_CURVES]
     curves = [_make_frontier_curve(gate, color) for gate, color in zip(ranked, COLORS, strict=False)]
@@ -428,7 +413,7 @@ def draw_trade_off(gates: Sequence[GateResult]) -> str:
 
 
 def _make_frontier_curve(gate: GateResult, color: str, *, dashed: bool = False) -> Curve:
-    """Make the curve of accuracy by retrieval rate; a solid curve gets a dot at the gate's own threshold."""
+    """Make the curve of accuracy by retrieval rate. A dot marks the gate's own threshold."""
     assert gate.frontier is not None
     rates = [step / CURVE_STEPS for step in range(CURVE_STEPS + 1)]
     points = [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates]

@@ -96,11 +96,10 @@ def evaluate(
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
     on_arbitrated: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Compare gates on the same questions: accuracy, searches, ranking, calibration and cost, with intervals.
+    """Compare gates on the same questions: accuracy, searches, ranking and cost.
 
-    Give either label runs (`runs`) or questions (`data`). With `runs`, no LLM is called by default. If `model` names the
-    LLM that made the runs, gates that need more than the runs contain ask it now, and their decisions are stored in the
-    runs. With `data`, the questions are answered now and stored in `out`, and the next call reuses the answers.
+    Give either label runs (`runs`) or questions (`data`). With `runs`, no LLM is called by default. With `data`, the
+    LLM answers now, and the answers are stored in `out`.
 
     Args:
         gates: Gate specs such as 'logprob:mean', folders of fitted gates, gate objects, or 'auto' for all gates that the
@@ -163,7 +162,7 @@ def _evaluate_runs(
     options: EvaluateOptions,
     on_arbitrated: Callable[[int, int], None],
 ) -> Evaluation:
-    """Evaluate gates on label runs (folders of recorded answers), and add the tables that the options ask for.
+    """Evaluate gates on label runs, and add the optional tables. Label runs are folders of recorded answers.
 
     Args:
         named: The gates as the caller gave them.
@@ -200,7 +199,7 @@ def _evaluate_runs(
 def _add_optional_tables(
     evaluation: Evaluation, scores: Sequence[TableScores], choices: ArbiterChoices | None, options: EvaluateOptions
 ) -> Evaluation:
-    """Add results that the options ask for: with an arbiter, with a price of searches, or with a judge of passages.
+    """Add the optional results: arbiter, price of searches, and judge of passages.
 
     Args:
         evaluation: The evaluation, whose results are added to a copy.
@@ -227,7 +226,7 @@ def _add_optional_tables(
 
 
 def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
-    """Measure the topics of the questions, with the searches of the recommended gate and threshold if there are any."""
+    """Add measures per topic of the questions. Searches are counted if a gate is recommended."""
     recommendation = recommend(evaluation)
     retrieve = ~recommendation.skips if recommendation.is_positive else None
     results = measure_topics(evaluation.table, topics, retrieve=retrieve, resamples=evaluation.resamples)
@@ -235,7 +234,7 @@ def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
 
 
 def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
-    """Return the arbiter that is stored with one of the gates, as in the folder of a policy. None if there is none.
+    """Return the arbiter stored with one of the gates, or None.
 
     Raises:
         BadSetting: Several gates have different arbiters.

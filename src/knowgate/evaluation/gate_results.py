@@ -31,7 +31,7 @@ DECISION_MEASURES = ("accuracy", "rate", "random", "gain", "loss", "harm", "wast
 
 @dataclass(frozen=True)
 class TunedThreshold:
-    """The threshold that is most accurate on some of the questions (dev rows), measured on the others.
+    """The most accurate threshold on the dev rows, measured on the others. Dev rows are for tuning.
 
     Attributes:
         threshold: The threshold.
@@ -102,9 +102,7 @@ class GateResult:
 
 
 def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bootstrap) -> list[GateResult]:
-    """Measure all gates, with intervals from the same bootstrap resamples (random draws of the questions).
-
-    With many questions, the resamples are measured on groups of similar questions, which is nearly exact and faster.
+    """Measure all gates, with intervals from the same bootstrap resamples. Many questions are grouped, to save time.
 
     Args:
         table: Labeled questions.
@@ -149,9 +147,9 @@ def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[An
 
 
 def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
-    """Return a function that computes, on each bootstrap resample, the mean of each column (one value per question).
+    """Return a function for the mean of each column on each bootstrap resample.
 
-    The function takes weights (resamples x questions): how often each resample draws each question.
+    `weights` counts the draws of each question.
     """
     values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
 
@@ -163,7 +161,9 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
 
 
 def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.FloatArray) -> TunedThreshold | None:
-    """Choose the most accurate threshold on the dev rows (questions marked for tuning), and measure it on the others.
+    """Choose the most accurate threshold on the dev rows, and measure it on the others.
+
+    Dev rows are questions marked for tuning.
 
     Args:
         table: Labeled questions.
@@ -185,7 +185,7 @@ def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.
 
 
 def build_baselines(table: LabelTable) -> list[TableScores]:
-    """Build the baselines: never retrieve, always retrieve, and the oracle, which retrieves just where passages help.
+    """Build the baselines never, always and oracle. The oracle retrieves just where passages help.
 
     Returns:
         The baselines as if they were gates. Empty if the questions have no answers with passages.
@@ -203,10 +203,9 @@ def build_baselines(table: LabelTable) -> list[TableScores]:
 
 
 def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
-    """Remove what has no meaning for a baseline (never, always or the oracle) from its measured result.
+    """Remove measures without meaning for a baseline (never, always, oracle).
 
-    Baselines do not rank questions by need, so measures of ranking and the tuned threshold are removed. For the oracle,
-    the frontier (accuracy at every retrieval rate) becomes the best possible one.
+    Baselines do not rank questions by need.
     """
     measures = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
     result = replace(result, measures=measures, tuned=None)
@@ -226,7 +225,7 @@ def compute_majority_share(table: LabelTable) -> float:
 
 @dataclass(frozen=True)
 class GradedNeeds:
-    """The needs for retrieval that a gate gives to questions, and the grades of both answers to these questions.
+    """A gate's needs for retrieval, with the grades of both answers to each question.
 
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
@@ -247,10 +246,7 @@ class GradedNeeds:
 
 
 def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Return a function that computes every measure of a gate on each bootstrap resample.
-
-    The function takes weights (resamples x questions): how often each resample draws each question.
-    """
+    """Return a function for all measures of a gate on each bootstrap resample."""
     measure_ranking = _build_ranking_metric(outcomes)
     measure_decisions = _build_decision_metric(outcomes)
     if measure_decisions is None:
@@ -259,10 +255,9 @@ def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
 
 def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Return a function that measures how well a gate ranks questions by need, on each bootstrap resample.
+    """Return a function for the ranking quality of a gate on each bootstrap resample.
 
-    A good gate gives a high need to questions that the LLM answers wrong without passages, and to questions that it
-    answers right only with passages. The function takes how often each resample draws each question.
+    Unknown questions should have higher needs.
     """
     needs = outcomes.needs
     ranking = metrics.NeedRanking(needs)
@@ -285,9 +280,9 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
 
 def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
-    """Return a function that measures a gate's decisions at its threshold, on each bootstrap resample.
+    """Return a function for the quality of a gate's decisions on each bootstrap resample.
 
-    The function takes how often each resample draws each question. None if the questions have no answers with passages.
+    None without answers with passages.
     """
     if outcomes.opened is None:
         return None
@@ -307,12 +302,9 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
 
 
 def _derive_measures(means: Mapping[str, metrics.FloatArray]) -> dict[str, metrics.FloatArray]:
-    """Derive the measures of a gate's decisions from means over the questions, one value per bootstrap resample.
+    """Derive a gate's measures from means over questions.
 
-    `random` is the expected accuracy if as many questions are retrieved for, but at random. `gain` is the accuracy
-    above that, `loss` the accuracy below always retrieving. `recovered` is the reached part of the best possible rise
-    over never retrieving. `closed_if_known` is the accuracy without passages on the questions that the gate skips, and
-    `closed_if_unknown` that on the questions it retrieves for.
+    `random` is the accuracy of retrieving as often, but at random.
     """
     random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
     return {
@@ -331,7 +323,7 @@ def _derive_measures(means: Mapping[str, metrics.FloatArray]) -> dict[str, metri
 
 @dataclass(frozen=True)
 class QuestionCells:
-    """Questions grouped into cells of nearly equal need (score from 0 to 1) and equal grades. Few cells save time.
+    """Questions grouped into cells of similar need and equal grades. Few cells save time.
 
     Attributes:
         cells: Each cell as if it were one question.
@@ -347,19 +339,15 @@ class QuestionCells:
         return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=n_cells) for row in weights])
 
     def metric(self) -> WeightedMetric:
-        """Return a function that computes all measures of each resample on the cells.
-
-        It takes how often each resample draws each question.
-        """
+        """Return a function for all measures of a gate, computed on the cells."""
         measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, metrics.FloatArray]]:
-    """Measure each gate exactly on all questions, and approximately on bootstrap resamples of them, to save time.
+    """Measure gates on bootstrap resamples, fast, by grouping similar questions into cells.
 
-    The approximation groups similar questions into cells and measures the cells. Its error is known on the full sample,
-    where the exact value is computed, too. This error is subtracted from the value of every resample.
+    The error on the full sample is subtracted.
 
     Returns:
         For each gate and measure, the value on all questions, followed by the values on the resamples.
@@ -380,7 +368,7 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
 
 
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
-    """Group questions into cells: questions of nearly equal need (level) with the same two grades share a cell."""
+    """Group questions of similar need and equal grades into cells."""
     level = _assign_need_levels(outcomes)
     opened = False if outcomes.opened is None else outcomes.opened
     # Each combination of level and grades has a code of its own: 4 times the level, plus 2 if the closed-book answer is
@@ -398,11 +386,7 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
 
 
 def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
-    """Divide the questions by need (0 to 1) into levels of about equal size, and return the level of each question.
-
-    A level never spans the threshold or the edge of a bin of the expected calibration error (ECE), and equal needs are
-    in the same level.
-    """
+    """Return a level for each question: groups of similar need and about equal size."""
     order = np.argsort(outcomes.needs, kind="stable")
     needs = outcomes.needs[order]
     first_rank = np.searchsorted(needs, needs, side="left")  # the same for equal needs, which stay in one level
@@ -417,7 +401,7 @@ def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
 
 
 def _compute_level_means(needs: metrics.FloatArray, level: NDArray[np.int32]) -> metrics.FloatArray:
-    """Return the mean need of each level. Clipping keeps the mean of equal needs at their value, despite rounding."""
+    """Return the mean need of each level. Clipping corrects rounding errors."""
     means = np.bincount(level, weights=needs) / np.bincount(level)
     low, high = np.full(len(means), np.inf), np.full(len(means), -np.inf)
     np.minimum.at(low, level, needs)

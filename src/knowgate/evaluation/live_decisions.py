@@ -61,9 +61,9 @@ def label_and_decide(
     options: LiveOptions,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
 ) -> list[Path]:
-    """Let the LLM answer questions and gates decide on them, and store both in label runs, whose folders are returned.
+    """Let the LLM answer questions and gates decide, and return the label run folders.
 
-    Answers and decisions found in `out` are reused. Decisions are stored under the names of `make_record_names`.
+    Stored answers and decisions are reused.
 
     Args:
         gates: Gate specs or gates. 'auto' is ignored here; an evaluation replaces it by all gates that the data allow.
@@ -96,10 +96,7 @@ def label_and_decide(
 
 
 def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options: LiveOptions) -> list[str | Gate]:
-    """Call the LLM for those gates that cannot be scored from label runs alone, and store their decisions in the runs.
-
-    A label run is a folder with questions, the LLM's answers and recorded signals. Many gates need no more than that, so
-    they do not decide here.
+    """Let gates decide with the LLM where label runs are not enough. The decisions are stored in the runs.
 
     Args:
         gates: Gate specs or gates.
@@ -155,11 +152,7 @@ def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
 
 
 def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
-    """Return a name for the stored decisions of each gate.
-
-    A spec, such as 'logprob:mean', is its own name. Gate objects are named by their `name`, followed by a number if
-    several share it.
-    """
+    """Return a name for the stored decisions of each gate. Gates with the same name get numbers."""
     names: list[str] = []
     for gate in gates:
         if isinstance(gate, str):
@@ -200,7 +193,7 @@ class GateDecisions:
 
 @dataclass(frozen=True)
 class Decider:
-    """Lets gates decide with one LLM. Each gate has its own forward pass, so that its time is realistic.
+    """Lets gates decide with one LLM. Gates run one by one, for realistic times.
 
     Attributes:
         model: The LLM.
@@ -237,7 +230,7 @@ class Decider:
 
 @dataclass(frozen=True)
 class DeciderSpec:
-    """Description of a decider by names. It is sent to the workers of a cluster, which create the decider from it.
+    """Description of a decider. Workers of a cluster create the decider from it.
 
     Attributes:
         model: Spec of the LLM.
@@ -261,10 +254,7 @@ class DeciderSpec:
 
 
 def raise_undecided(question: Question, reason: str) -> list[GateDecisions]:
-    """Raise ModelError for a question that a cluster could not decide on.
-
-    The evaluation stops, because a missing score must not be replaced by an invented number.
-    """
+    """Raise ModelError for an undecided question. The evaluation must not continue with an invented score."""
     raise ModelError(
         f"the gates could not decide on question '{question.id}': {reason}. All answers are stored. Try again."
     )
@@ -272,7 +262,7 @@ def raise_undecided(question: Question, reason: str) -> list[GateDecisions]:
 
 @dataclass(frozen=True)
 class BoundGate:
-    """A gate that is ready to decide with a certain LLM, and the name that its decisions are stored under.
+    """A gate connected to an LLM, with a name for its stored decisions.
 
     Attributes:
         name: Name that its decisions are stored under.
@@ -291,7 +281,7 @@ class BoundGate:
 def bind_gates(
     gates: Mapping[str, str | Gate], model: Model, prompts: AnswerPrompts, options: LiveOptions
 ) -> list[BoundGate]:
-    """Load the gates that are given as specs, and bind all gates to the LLM.
+    """Load gates from their specs, and connect all gates to the LLM.
 
     Args:
         gates: Gate specs, folders or gate objects, by the name that their decisions are stored under.
@@ -318,7 +308,7 @@ def bind_gates(
 
 @dataclass(frozen=True)
 class LiveDecider:
-    """Lets gates decide on the questions of label runs (folders of recorded answers), and stores their decisions there.
+    """Lets gates decide on label runs (recorded answers), and stores the decisions there.
 
     Attributes:
         model: The LLM.
@@ -338,10 +328,7 @@ class LiveDecider:
         return is_remote_runner(self.options.runner)
 
     def record(self, run: RunFolder) -> None:
-        """Let the gates decide on the questions of a label run (folder of recorded answers), and store their decisions.
-
-        Gates whose stored decisions can be reused do not decide again. Questions that failed while labeling are skipped.
-        """
+        """Let the gates decide on the questions of a label run, and store the decisions."""
         questions = [question_from_row(row) for row in run.rows() if row.error is None]
         stored = {record.gate for record in read_needs(run.path)}
         deciding = [gate for gate in self.gates if not (gate.is_reusable and gate.name in stored)]
@@ -374,7 +361,7 @@ class LiveDecider:
 
 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
-    """Make the record of a gate's decisions that is stored with the recorded answers, with the mean time of a decision."""
+    """Make the record of a gate's decisions, with the mean time of a decision."""
     return RecordedNeeds(
         gate=gate.name,
         threshold=gate.gate.threshold,

@@ -39,10 +39,9 @@ COMPARED = ", better than without"  # name of the rule that compares with and wi
 
 @dataclass(frozen=True)
 class CascadeResult:
-    """Results of a cascade: a gate, followed by an arbiter.
+    """Results of a gate followed by an arbiter (it picks the answer).
 
-    Where the gate retrieves, the arbiter chooses between the answers with and without passages. The baseline is to give
-    every question its answer with passages.
+    The baseline always gives the answer with passages.
 
     Attributes:
         gate: Name of the gate.
@@ -75,7 +74,7 @@ class CascadeResult:
 class Cascade:
     """Results of all gates, each followed by the same arbiter.
 
-    Where a gate retrieves, the arbiter chooses between the answers with and without passages.
+    The arbiter picks the answer with or without passages after a search.
 
     Attributes:
         arbiter: Name of the arbiter.
@@ -102,9 +101,7 @@ class Cascade:
 def evaluate_cascade(
     table: LabelTable, gates: Sequence[TableScores], choices: ArbiterChoices, bootstrap: Bootstrap
 ) -> Cascade:
-    """Measure each gate together with an arbiter.
-
-    Where the gate retrieves, the arbiter chooses between the answers with and without passages.
+    """Measure each gate with an arbiter. After a search, the arbiter picks one of two answers.
 
     Args:
         table: Labeled questions.
@@ -120,9 +117,7 @@ def evaluate_cascade(
 def _measure_cascade(
     table: LabelTable, gate: TableScores, arbiter_right: BoolArray, bootstrap: Bootstrap
 ) -> CascadeResult:
-    """Measure one gate with and without the arbiter.
-
-    Where the gate retrieves, the arbiter chooses between the answers with and without passages.
+    """Measure one gate with and without the arbiter. After a search, the arbiter picks one of two answers.
 
     Args:
         table: Labeled questions.
@@ -152,7 +147,7 @@ def _measure_cascade(
 
 
 def build_cascade_table(cascade: Cascade) -> TextTable:
-    """Build the table of all gates with the arbiter. In the row 'always', the arbiter chooses for every question."""
+    """Build the table of all gates with the arbiter. 'always' shows the arbiter alone."""
     columns: dict[str, Callable[[CascadeResult], str]] = {
         "gate": lambda result: result.gate,
         "retrieval": lambda result: format_percent(result.rate),
@@ -174,9 +169,7 @@ def build_cascade_table(cascade: Cascade) -> TextTable:
 
 @dataclass(frozen=True)
 class SecondLookResult:
-    """Results of one gate with and without a judge that drops useless passages after a search.
-
-    A question whose passages are dropped gets its answer without passages.
+    """Results of one gate with and without a judge of passages. The judge drops useless passages before answering.
 
     Attributes:
         gate: Name of the gate.
@@ -220,14 +213,12 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
 
 
 def _parse_judge_spec(spec: str) -> FittedGateSpec:
-    """Split 'FOLDER,verdict=own' into the folder of the judge and its rule; a plain folder has the default rule."""
+    """Split 'FOLDER,verdict=own' into the judge's folder and rule."""
     return parse_fitted_spec(spec) or FittedGateSpec(spec)
 
 
 def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: PassageFilter) -> dict[str, bool]:
-    """Return whether the judge finds the passages of each row of a run useful, by row id.
-
-    Verdicts that are stored in the run are reused, and new ones are stored there.
+    """Return the judge's verdict on each row's passages, by row id. Stored verdicts are reused.
 
     Args:
         run: Folder of the label run.
@@ -272,11 +263,7 @@ def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
 def evaluate_second_look(
     table: LabelTable, gates: Sequence[TableScores], useful: BoolArray, bootstrap: Bootstrap
 ) -> list[SecondLookResult]:
-    """Measure every gate with and without a judge that drops useless passages after a search.
-
-    `useful` is the judge's verdict on the passages of each question. Where it is false, the question gets its answer
-    without passages.
-    """
+    """Measure every gate with and without a judge. `useful` is the judge's verdict on the passages of each question."""
     if table.open_right is None:
         raise BadSetting(
             "`second_look` needs answers with passages, but the label run has none. Label again with `index`."
@@ -287,7 +274,7 @@ def evaluate_second_look(
 def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
-    """Measure a gate with all passages, and without those of the questions for which `useful` is false."""
+    """Measure a gate with and without a judge. Passages that are not `useful` are dropped."""
     closed, opened = table.closed_right, table.always_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful
@@ -309,10 +296,7 @@ def _measure_second_look(
 
 
 def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
-    """Build the table of all gates with and without a judge that drops useless passages (KBM, Figure 8).
-
-    'One look' means the gate alone, 'two looks' the gate before and the judge after the search.
-    """
+    """Build the table of gates with and without a judge. 'Two looks' means the gate, then the judge."""
     columns: dict[str, Callable[[SecondLookResult], str]] = {
         "gate": lambda result: result.gate,
         "retrieval": lambda result: format_percent(result.rate),

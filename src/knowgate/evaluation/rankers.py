@@ -29,7 +29,7 @@ EstimateTable = dict[str, dict[str, Estimate]]  # measure -> ranker -> mean
 
 @dataclass(frozen=True)
 class Ranker:
-    """Scores that a ranker gave to the candidate passages of each question; higher is better."""
+    """Scores of a ranker for the candidate passages of each question. Higher is better."""
 
     name: str
     scores: list[list[float]] = field(repr=False)
@@ -37,7 +37,7 @@ class Ranker:
 
 @dataclass(frozen=True)
 class RankerMeasures:
-    """How good several rankers are on each question, by one or more measures.
+    """Quality of several rankers on each question, by one or more measures.
 
     Attributes:
         ids: Ids of the questions.
@@ -54,7 +54,7 @@ class RankerMeasures:
 
     @property
     def reference(self) -> str:
-        """Name of the ranker to compare with: the cross-encoder before alignment if measured, else the retriever."""
+        """Name of the reference ranker: the cross-encoder before training, else the retriever."""
         return BASE if BASE in self.rankers else RETRIEVER
 
     @cached_property
@@ -64,9 +64,9 @@ class RankerMeasures:
 
     @cached_property
     def differences(self) -> dict[str, EstimateTable]:
-        """Mean of each ranker minus that of the reference, and minus that of the retriever, with paired intervals.
+        """Mean difference of each ranker to the reference and to the retriever.
 
-        `differences['retriever']['P@1']['base']` is the P@1 of the ranker 'base' minus that of the retriever.
+        Example: `differences['retriever']['P@1']['base']`.
         """
         return {baseline: _estimate_table(self._subtract(baseline)) for baseline in (self.reference, RETRIEVER)}
 
@@ -80,7 +80,7 @@ class RankerMeasures:
 
 
 def _estimate_table(values: ValueTable) -> EstimateTable:
-    """Estimate the mean over questions, with an interval, for each measure and ranker. NaN values are left out."""
+    """Estimate the mean of each measure and ranker, with an interval."""
     keys = [(measure, ranker) for measure, by_ranker in values.items() for ranker in by_ranker]
     columns = [values[measure][ranker] for measure, ranker in keys]
     table: EstimateTable = {measure: {} for measure in values}
@@ -92,7 +92,9 @@ def _estimate_table(values: ValueTable) -> EstimateTable:
 
 @dataclass(frozen=True)
 class RankingResult:
-    """How early rankers put passages that help the LLM, measured with the preferences (which passages help) of one source.
+    """Ranking quality of rankers: how early helpful passages come.
+
+    Preferences (which passages help) decide what counts as helpful.
 
     Attributes:
         measures: Ranking measures of each ranker, such as P@1.
@@ -118,9 +120,9 @@ def select_usable(rows: Sequence[Preference]) -> list[Preference]:
 def rank_with_all(
     rows: Sequence[Preference], rerankers: Mapping[str, Reranker], margin: float | None = None
 ) -> list[Ranker]:
-    """Score the candidate passages of each question with the retriever, every reranker, and the oracle.
+    """Score each question's passages with the retriever, every reranker and the oracle.
 
-    The oracle knows the shift of each passage: how much it raises the LLM's confidence in the correct answer.
+    The oracle knows how much each passage helps.
 
     Args:
         rows: Questions with candidates.
@@ -151,7 +153,7 @@ def measure_ranking(
 ) -> RankingResult:
     """Measure how early rankers put passages that help.
 
-    Only rows with both passages that help and passages that do not are measured; others are skipped.
+    Questions without a mix of good and bad passages are skipped.
 
     Args:
         rows: Questions with candidate passages.
@@ -190,7 +192,7 @@ def measure_ranking(
 def measure_answers(
     rows: Sequence[Preference], rankers: Sequence[Ranker], answerer: CachedAnswerer, passage_counts: Sequence[int]
 ) -> RankerMeasures:
-    """Measure the accuracy of an LLM that is shown the first passages of each ranker, or none.
+    """Measure an LLM's accuracy with the first passages of each ranker, or none.
 
     Args:
         rows: Questions with candidate passages.
@@ -231,11 +233,7 @@ class ShortestFirstRanker:
 
 
 class PassageMeanRanker:
-    """Baseline that scores a passage by how much it helped on training questions, whatever the question.
-
-    The score is the mean shift: how much the passage changed the LLM's confidence in the correct answer. It is 0 for a
-    passage that was not a candidate of any training question.
-    """
+    """Baseline that scores a passage by its mean help on training questions. Help is the LLM's gain in confidence."""
 
     name = "passage means"
 

@@ -37,7 +37,7 @@ UNKNOWN_ESTIMATE = Estimate(None)
 
 @dataclass(frozen=True)
 class SliceChange:
-    """Change of accuracy against always retrieving on the `n` questions of one slice, such as one data set."""
+    """Accuracy change on one group of questions, against always retrieving."""
 
     name: str
     n: int
@@ -99,26 +99,22 @@ class Recommendation:
 
     @property
     def skips_nothing(self) -> bool:
-        """Whether the gate skips hardly any searches. Then only its arbiter, which picks the answer, can be of use."""
+        """Whether the gate skips hardly any searches. Then only an arbiter can be useful."""
         return (self.skipped.value or 0.0) < MIN_SKIPPED
 
     @property
     def is_positive(self) -> bool:
-        """Whether the recommendation is to use or to try something, rather than to always retrieve."""
+        """Whether the recommendation is to use or try something."""
         return self.level in ("use", "try")
 
     @property
     def forbidden_slices(self) -> list[SliceChange]:
-        """The large groups of questions that certainly lose more than `max_loss`, compared with always retrieving."""
+        """Large groups of questions with a certain loss above `max_loss`."""
         return [part for part in self.losing_slices if (part.change.high or 0.0) < -self.max_loss]
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether there is a reason not to trust this recommendation.
-
-        One reason is an unstable choice: fewer than `MIN_AGREEING_FOLDS` of the five cross-validation folds chose this
-        gate. The other is a large group of questions that loses more than `max_loss`; see `forbidden_slices`.
-        """
+        """Whether the recommendation is doubtful: the choice is unstable or a group loses too much."""
         is_unstable = 0 < self.agreeing_folds < MIN_AGREEING_FOLDS  # 0 if nothing had to be chosen
         return is_unstable or bool(self.forbidden_slices)
 
@@ -135,10 +131,7 @@ def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
-    """Recommend a gate and a threshold.
-
-    A gate with a stored guarantee (a proof that it loses few answers) that holds here is preferred. Otherwise the gate and
-    threshold are chosen on these questions.
+    """Recommend a gate and a threshold. A gate with a valid guarantee (proof of few lost answers) comes first.
 
     Args:
         evaluation: Evaluated gates.
@@ -174,10 +167,7 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
 
 
 def _list_needs(evaluation: Evaluation) -> dict[str, FloatArray]:
-    """Return the need of each question (how likely it needs a search, 0 to 1) by each gate that can be chosen.
-
-    Never retrieving is listed like a gate that gives every question a need of 0.
-    """
+    """Return each gate's needs, one per question. Never retrieving counts as a gate with need 0."""
     needs = {NEVER: np.zeros(len(evaluation.table.rows))}
     return needs | {gate.gate: gate.needs for gate in evaluation.ranking_gates}
 
@@ -186,9 +176,9 @@ def _list_needs(evaluation: Evaluation) -> dict[str, FloatArray]:
 
 
 def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
-    """Return the gate that skips the most searches among those with a stored guarantee that holds for these questions.
+    """Return the gate with a valid guarantee that skips most searches, or None.
 
-    Without such a gate, return the only gate if its threshold was calibrated, else None.
+    A single calibrated gate needs no guarantee.
     """
     # This choice does not depend on grades, so the accuracy of the chosen gate can be measured on the same questions.
     names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
@@ -201,10 +191,7 @@ def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
 def _recommend_own_threshold(
     evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Build the recommendation of a gate as it runs: at its own threshold and, if it has one, with its arbiter.
-
-    The arbiter chooses between both answers after a search. A guarantee that holds replaces `max_loss` by its own limit.
-    """
+    """Build the recommendation of a gate at its own threshold, with its own arbiter."""
     guarantee = evaluation.guarantees[gate.gate]
     cascade = evaluation.cascade if guarantee.has_arbiter else None  # results with the arbiter
     if cascade is None:
@@ -235,12 +222,7 @@ def _recommend_own_threshold(
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Make the recommendation of the gate and threshold that were chosen on all questions.
-
-    Their effect is measured by cross-validation: each fold of the questions is decided by the gate and threshold that
-    were chosen on the other folds. If the gate is hardly better than skipping searches at random, and never retrieving
-    loses few answers, never retrieving is recommended instead.
-    """
+    """Build the recommendation of a gate chosen on all questions. Cross-validation measures its effect."""
     n = len(answers.closed)
     held_out_skips = np.zeros(n, dtype=bool)
     changes = np.zeros(n)  # 1 where an answer became right, -1 where it became wrong, against always retrieving
@@ -271,21 +253,14 @@ def _recommend_choice(
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
-    """Return the large groups of questions, such as a language, that certainly lose answers, worst first.
-
-    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving. A
-    loss is certain if the 95 % interval of the mean change is below 0.
-    """
+    """Return large groups of questions with a certain loss, worst first. A change is 1 (became right), -1 or 0."""
     slices = measure_slice_changes(evaluation, changes, MIN_SLICE_ROWS)
     losing = [part for part in slices if part.change.high is not None and part.change.high < 0]
     return tuple(sorted(losing, key=lambda part: part.change.value or 0.0))
 
 
 def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_questions: int) -> list[SliceChange]:
-    """Return how accuracy changes in each group of questions, such as a language, that has at least `min_questions`.
-
-    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving.
-    """
+    """Return the accuracy change of each group with at least `min_questions`. A change is 1 (became right), -1 or 0."""
     slices = []
     for part in evaluation.slices:
         if part.n >= min_questions:
@@ -296,11 +271,7 @@ def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_quest
 
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
-    """Measure what never retrieving would lose, and make the recommendation for it.
-
-    No gate or threshold is chosen, so no cross-validation is needed. Never retrieving is compared only with always
-    retrieving. A comparison with random skipping makes no sense, because every search is skipped.
-    """
+    """Build the recommendation to never retrieve, with its measured loss."""
     skips = np.ones(len(answers.closed), dtype=bool)  # every search is skipped
     recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=answers.closed)
     changes = answers.closed.astype(float) - answers.opened
@@ -314,21 +285,14 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
 
 
 class _Fold(NamedTuple):
-    """One fifth of the questions (`rows` is its mask), and the gate and threshold chosen on the other four fifths.
-
-    `choice` is None if no gate and threshold could be chosen there.
-    """
+    """A fifth of the questions, and a gate chosen on the others. `choice` is None if no gate qualified."""
 
     rows: BoolArray
     choice: GateChoice | None
 
 
 def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> list[_Fold]:
-    """Divide the questions into folds (fifths) and choose a gate and threshold for each fold, on all other questions.
-
-    So the choice can be tested on questions that had no part in it. A hash of the question decides its fold, so
-    repeated questions share a fold.
-    """
+    """Split the questions into fifths, and choose a gate for each on the others. Repeated questions share a fold."""
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
     fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
     needs_by_gate = _list_needs(evaluation)
@@ -347,10 +311,9 @@ def _measure_effect(
     held_out_skips: BoolArray,
     changes: FloatArray,
 ) -> Recommendation:
-    """Add to a recommendation how many searches it skips, and how this changes accuracy.
+    """Add the skipped searches and the accuracy change to a recommendation.
 
-    Two changes are measured: against always retrieving (`difference`), and against chance, which skips as many searches
-    at random (`gain`). Never retrieving has no gain, because chance would skip the same searches.
+    `gain` compares with as many random skips.
 
     Args:
         evaluation: The evaluation, for its number of resamples and its slices.
@@ -386,11 +349,7 @@ def _measure_effect(
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
-    """Return whether the mean gain is more than `z` standard errors above 0.
-
-    To be strict, one more lost answer is added to the data. A bootstrap interval would be too optimistic, because gains
-    are rare and the gate was chosen among many.
-    """
+    """Return whether the mean gain is more than `z` standard errors above 0. One lost answer is added, to be strict."""
     # Measured with shuffled needs, where no gate is better than chance: 32 of 400 evaluations had a bootstrap interval
     # above 0, but only 3 passed this test with `Z_CERTAIN`, the strictest of three cutoffs (1.96, 2.33, 2.58). The
     # cutoff was picked on shuffles of four recorded runs; the counts are from four other runs.
@@ -404,10 +363,7 @@ def _is_above_zero(gains: FloatArray, z: float) -> bool:
 def _set_level(
     evaluation: Evaluation, recommendation: Recommendation, *, is_guaranteed: bool = False
 ) -> Recommendation:
-    """Set the level of a measured recommendation; it stays 'unknown' with too few questions and no guarantee.
-
-    The level 'use' is lowered to 'try' if the recommendation is in doubt.
-    """
+    """Set the level of a measured recommendation. In doubt, 'use' is lowered to 'try'."""
     if not is_guaranteed and not _has_enough_questions(evaluation):
         return recommendation
     level = _choose_level(recommendation, is_guaranteed=is_guaranteed)
@@ -417,10 +373,7 @@ def _set_level(
 
 
 def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> RecommendationLevel:
-    """Decide from the measured effect of a gate whether to use it, to try it, or to leave it alone.
-
-    `effect.difference` is the accuracy minus that of always retrieving. `effect.gain` is the accuracy minus that of
-    chance, which skips as many searches at random.
+    """Decide whether to use a gate, try it, or leave it alone. `gain` compares with as many random skips.
 
     Returns:
         'leave' if the gate skips hardly any searches, loses more than `max_loss` against always retrieving, or is no

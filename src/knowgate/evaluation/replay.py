@@ -33,7 +33,7 @@ Costs = Mapping[str, FloatArray]  # measure -> amount of each question
 
 
 class Prices(Options):
-    """Prices of searches, tokens and GPU time, all in the same currency. A price of 0 leaves the cost out."""
+    """Prices of searches, tokens and GPU time, in one currency. 0 leaves a cost out."""
 
     search: Price = option(0.0, "Price of one search.", flag_name="price-search")
     token: Price | None = option(
@@ -59,7 +59,7 @@ class Prices(Options):
     @model_validator(mode="before")
     @classmethod
     def _set_both_token_prices(cls, values: Any) -> Any:
-        """Use the price of a token for prompts and for generated tokens, unless they have prices of their own."""
+        """Use the price of a token as the default for prompt and generated tokens."""
         if not isinstance(values, dict) or values.get("token") is None:
             return values
         both = {"input_token": values["token"], "output_token": values["token"]}
@@ -72,11 +72,11 @@ class Prices(Options):
 
     @property
     def include_llm(self) -> bool:
-        """Whether a price of the LLM was given, even a price of 0. Without one, the cost of the LLM is unknown."""
+        """Whether a price of the LLM is given, even 0."""
         return bool(self.model_fields_set - {"search"})
 
     def to_dict(self) -> dict[str, float]:
-        """Convert to plain data, with the keys that `replay` and `cost` print; `llm_call` only if it was given."""
+        """Convert the prices to plain data. `llm_call` is included only if given."""
         prices = {
             "retrieval": self.search,
             "input_token": self.input_token,
@@ -90,7 +90,7 @@ class Prices(Options):
 
 @dataclass(frozen=True)
 class PolicyCost:
-    """Mean cost per question of always, never or gated retrieval. Amounts that are not recorded are None.
+    """Mean cost per question of a policy, such as always retrieving. None means not recorded.
 
     Attributes:
         searches: Number of searches.
@@ -117,16 +117,16 @@ class PolicyCost:
 
     @property
     def change(self) -> float | None:
-        """Gained minus lost answers, as a share of the questions; None if answers are not graded."""
+        """Gained minus lost answers, as a share of the questions. None without grades."""
         return (self.gained.hits - self.lost.hits) / self.lost.n if self.gained and self.lost else None
 
     def money(self, prices: Prices) -> float | None:
-        """Return the total cost. None if an amount that has a price is unknown."""
+        """Return the total cost, or None if a priced amount is unknown."""
         model_cost = self.money_without_searches(prices)
         return None if model_cost is None else self.searches * prices.search + model_cost
 
     def money_without_searches(self, prices: Prices) -> float | None:
-        """Return the cost of everything but searches. None if an amount that has a price is unknown."""
+        """Return the cost without searches, or None if a priced amount is unknown."""
         if self.missing_amounts(prices):
             return None
         return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
@@ -205,7 +205,7 @@ class TrafficEvent:
 
 @dataclass(frozen=True)
 class SavedAmount:
-    """The amount that a gate saves, compared with the amount that always retrieving takes."""
+    """Amount saved by a gate, next to the amount of always retrieving."""
 
     saved: float  # negative if the gate takes more
     always: float
@@ -238,10 +238,9 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Logged questions, with their needs for retrieval and their costs as arrays.
+    """Logged questions, with needs and costs as arrays.
 
-    Costs are recorded by stage (the gate's reading, the answer without and with passages) and by measure (seconds,
-    tokens of the prompt, generated tokens, GPU time).
+    Costs are stored by stage, such as 'reading', and measure, such as seconds.
 
     Raises:
         BadInput: There are no questions.
@@ -269,24 +268,23 @@ class Traffic:
 
     @cached_property
     def costs(self) -> dict[str, dict[str, FloatArray]]:
-        """Cost per question, by stage and measure. Unknown amounts are replaced by the mean of the known ones."""
+        """Cost per question, by stage and measure. Unknown amounts become the mean."""
         filled = {}
         for stage, columns in self.recorded_costs.items():
             filled[stage] = {measure: _fill_with_mean(column) for measure, column in columns.items()}
         return filled
 
     def count_known(self, stage: str) -> int:
-        """Count the questions whose cost of a stage is recorded in any measure."""
+        """Count the questions with any recorded cost of a stage."""
         amounts = np.array(list(self.recorded_costs[stage].values()))  # measures x questions; NaN if not recorded
         is_known = ~np.isnan(amounts).all(axis=0)
         return int(is_known.sum())
 
     @cached_property
     def checks(self) -> dict[str, list[TrafficEvent]]:
-        """The questions that have answers both with and without passages, by kind.
+        """Questions with answers both with and without passages, by kind.
 
-        They are 'retrieved' (the gate drafted an answer, then retrieved), 'audited' (skipped, and answered with passages
-        as a check) or 'graded' (label run). Kinds without questions are missing.
+        'audited' were skipped, then retrieved for as a check.
         """
         checked = [event for event in self.events if event.loses_answer is not None]
         checks = {
@@ -304,16 +302,14 @@ def _fill_with_mean(column: FloatArray) -> FloatArray:
 
 
 def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices) -> list[ReplayResult]:
-    """Compute what each threshold would have saved and risked. Results are in ascending order of threshold."""
+    """Compute the savings and risks of each threshold, in ascending order."""
     return [_replay_threshold(traffic, threshold, prices) for threshold in sorted(set(thresholds))]
 
 
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
-    """Compute what a gate would have saved and risked if it had retrieved for needs above the threshold.
+    """Compute the savings and risks of a threshold on logged questions.
 
-    Savings are compared with always retrieving. The risk is measured on questions with two answers, one with and one
-    without passages: the share of them that the threshold skips although that changes or loses the answer. It is
-    unknown if too few questions have both answers.
+    Risk is the share of answers changed or lost.
     """
     retrieve = traffic.needs > threshold
     n = len(retrieve)
@@ -337,12 +333,7 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
 
 
 def _has_evidence(traffic: Traffic, threshold: float) -> bool:
-    """Return whether enough skipped questions have answers with and without passages, to say what a threshold risks.
-
-    `MIN_KNOWN_QUESTIONS` of all skipped questions must have both answers, and as many of the newly skipped ones, which
-    the log retrieved for. If there are fewer newly skipped ones, all of them must. A label run has both answers to every
-    question.
-    """
+    """Return whether enough skipped questions have both answers to measure the risk. Label runs always have both."""
     skipped = [event for event in traffic.events if event.need <= threshold]
     if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
         return True
@@ -355,12 +346,12 @@ def _has_evidence(traffic: Traffic, threshold: float) -> bool:
 
 
 def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:
-    """Return what a gate saves on n questions from the mean amounts per question; None if one is unknown."""
+    """Return the amount saved by a gate on n questions, or None if unknown."""
     return None if always is None or gated is None else SavedAmount(n * (always - gated), n * always)
 
 
 def measure_always_cost(traffic: Traffic) -> PolicyCost:
-    """Measure the mean cost per question of always retrieving, without a gate: each question is searched and answered."""
+    """Measure the mean cost per question of always retrieving, without a gate."""
     retrieve = np.ones(len(traffic.events), dtype=bool)
     return _average_costs(traffic, retrieve, traffic.costs["opened"], calls=1.0)
 
@@ -372,10 +363,7 @@ def measure_never_cost(traffic: Traffic) -> PolicyCost:
 
 
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
-    """Measure the mean cost per question with a gate, which reads each question before it is answered.
-
-    `retrieve` says whether the gate retrieves for each question.
-    """
+    """Measure the mean cost per question with a gate. `retrieve` holds the decision on each question."""
     costs = {}
     for measure in COST_MEASURES:
         answering = np.where(retrieve, traffic.costs["opened"][measure], traffic.costs["closed"][measure])
@@ -405,11 +393,7 @@ def _average_costs(
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
-    """Return the mean number of LLM calls per question with a gate; None if it is unknown whether answers are drafted.
-
-    Every question takes one call for its answer, plus the calls of the gate. If an answer was drafted before the
-    decision, a search makes a second answer necessary; without a search, the draft is continued in the same call.
-    """
+    """Return the mean number of LLM calls per question with a gate. A search after a draft needs a second answer."""
     has_draft = [_has_draft(event) for event in traffic.events]
     if all(is_drafted is None for is_drafted in has_draft):
         return None
@@ -419,7 +403,7 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
 
 
 def _has_draft(event: TrafficEvent) -> bool | None:
-    """Return whether an answer to a question was drafted before the decision; None if unknown."""
+    """Return whether a draft (answer without passages) preceded the decision. None if unknown."""
     if event.has_draft is not None:
         return event.has_draft
     draft_tokens = event.reading.completion
@@ -427,7 +411,7 @@ def _has_draft(event: TrafficEvent) -> bool | None:
 
 
 def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
-    """Return which share of the answers is lost and gained if some questions are not retrieved for.
+    """Return the shares of answers lost and gained by skipping some searches.
 
     Args:
         traffic: The questions.

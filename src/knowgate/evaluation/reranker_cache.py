@@ -70,7 +70,7 @@ class ValueCache:
 
 @dataclass(frozen=True)
 class CachedAnswerer:
-    """Lets an LLM answer questions with given passages, grades the answers, and caches them in a file.
+    """Lets an LLM answer questions with given passages, and grades the answers. Answers are cached in a file.
 
     Attributes:
         model: The LLM.
@@ -110,10 +110,7 @@ class CachedAnswerer:
         return ValueCache(self.file, "answer")
 
     def _make_prompts(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[Prompt]:
-        """Make the prompt of each question, with its passages if there are any.
-
-        Passages that do not fit into the context of the LLM are shortened.
-        """
+        """Make the prompt of each question, with its passages. Passages too long for the LLM are shortened."""
         prompts = []
         for question, shown in zip(questions, passages, strict=True):
             prompts.append(self.prompts.open(question, shown) if shown else self.prompts.closed(question))
@@ -138,16 +135,13 @@ class CachedAnswerer:
             self.on_progress(start + len(keys), len(missing))
 
     def _make_key(self, prompt: Prompt) -> str:
-        """Return the cache key of an answer, which depends on the LLM, the prompt and the maximum length."""
+        """Return the cache key of an answer, from LLM, prompt and maximum length."""
         return sha256_text(self.model.fingerprint, prompt.text, str(self.max_tokens))[:24]
 
 
 @dataclass(frozen=True)
 class CachedReranker:
-    """A reranker whose scores are cached in a file. Several rerankers can share the file.
-
-    `on_progress` is called with the number of questions scored and their total.
-    """
+    """A reranker with scores cached in a file. Several rerankers can share the file."""
 
     reranker: Reranker
     file: Path
@@ -169,7 +163,7 @@ class CachedReranker:
         return ValueCache(self.file, "score")
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        """Score the passages of each question. Questions whose scores are all cached are not scored again."""
+        """Score the passages of each question. Cached scores are reused."""
         keys = [self._make_keys(question, shown) for question, shown in zip(questions, passages, strict=True)]
         unscored = [index for index, row in enumerate(keys) if not set(row) <= self.cache.values.keys()]
         for start in range(0, len(unscored), SCORE_BATCH):
@@ -183,5 +177,5 @@ class CachedReranker:
         return [[self.cache.values[key] for key in row] for row in keys]
 
     def _make_keys(self, question: str, passages: Sequence[Passage]) -> list[str]:
-        """Return the cache key of each score, which depends on the reranker, the question and the passage."""
+        """Return the cache keys of the scores, from reranker, question and passage."""
         return [sha256_text(self.fingerprint, question, format_passage(passage))[:24] for passage in passages]

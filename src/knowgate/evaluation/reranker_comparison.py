@@ -25,7 +25,7 @@ from knowgate.types import Reranker
 
 @dataclass(frozen=True)
 class HeldOutPreferences:
-    """How much each candidate passage of many questions helps an LLM to answer (its preferences).
+    """Preferences of an LLM: how much each candidate passage helps it answer.
 
     Attributes:
         name: Name of the source: the method by which the preferences were measured.
@@ -47,7 +47,7 @@ class HeldOutPreferences:
 
 @dataclass(frozen=True)
 class RerankerComparison:
-    """Rerankers compared by how early they put passages that help, and by the answers of LLMs with their passages.
+    """Rerankers compared by the rank of helpful passages and by LLM answers.
 
     Attributes:
         rankings: Ranking measures by source of preferences (method of measuring which passages help an LLM).
@@ -59,7 +59,10 @@ class RerankerComparison:
 
 
 def is_reranker(name: str) -> bool:
-    """Return whether a name is that of a reranker, and not of the retriever, a baseline or an oracle (perfect order)."""
+    """Return whether a name belongs to a reranker.
+
+    Retriever, baselines and oracles (perfect orders) are not rerankers.
+    """
     others = (RETRIEVER, ORACLE, NO_PASSAGES, ranking.ShortestFirstRanker.name, ranking.PassageMeanRanker.name)
     return name not in others and not name.startswith(f"{ORACLE},")
 
@@ -67,9 +70,9 @@ def is_reranker(name: str) -> bool:
 def group_held_out_preferences(
     folders: Iterable[PreferenceFolder], split: str, limit: int | None = None
 ) -> list[HeldOutPreferences]:
-    """Read preference folders, which store how much passages help an LLM, and group them by how they were measured.
+    """Read preference folders, and group them by method and passage length.
 
-    A group has the same source (method of measuring) and the same length that passages were cut to.
+    Preferences say how much passages help an LLM.
 
     Args:
         folders: Preference folders.
@@ -85,7 +88,7 @@ def group_held_out_preferences(
 
 
 def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
-    """Read the preferences of one source from its folders: the held-out questions and the training questions.
+    """Read the held-out and training questions of one source from its folders.
 
     Args:
         name: Name of the source, the method by which preferences were measured.
@@ -114,7 +117,7 @@ def compare_rerankers(
     passage_counts: Sequence[int] = (1, 3),
     margin: float | None = None,
 ) -> RerankerComparison:
-    """Measure how early rerankers put passages that help, and how well LLMs answer with the passages that they put first.
+    """Compare rerankers by the rank of helpful passages and by LLM answers.
 
     Args:
         sources: Which passages help, by each method of measuring. The LLMs answer only the questions of the first source.
@@ -147,11 +150,7 @@ def compare_rerankers(
 
 
 def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:
-    """Build an oracle from each source of preferences: a ranker that knows how much each passage helped, by this source.
-
-    No reranker that learns from a source can rank better than its oracle, so the oracle's answers show what the source is
-    worth. Sources that did not measure all candidates of the rows are skipped.
-    """
+    """Build an oracle per source: it ranks by measured help. Sources without all candidates are skipped."""
     oracles = []
     for source in sources:
         shifts: dict[tuple[str, str, str], float] = {}  # how much each passage changed the confidence of the LLM
@@ -170,12 +169,7 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
 
 
 def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
-    """Build the tables of a comparison of rerankers, as in the paper on CBDR.
-
-    For each source of preferences (which passages help the LLM) there is a table of ranking measures (Table 1), and for
-    each LLM and data set a table of right answers (Table 2). Each is followed by a table of differences to the reference:
-    the reranker before training or, if that was not compared, the retriever.
-    """
+    """Build the tables of ranking measures and of right answers. Tables of differences to the reference follow each."""
     tables = []
     for source, result in comparison.rankings.items():
         basis = f"preferences by {source}, {len(result.measures.ids)} questions with passages of both kinds"
@@ -190,7 +184,7 @@ def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
 
 
 def _build_measure_tables(measures: RankerMeasures, title: str, basis: str) -> list[TextTable]:
-    """Build the table of all measures of the rankers, and the table of their differences to the reference."""
+    """Build the tables of measures and of differences to the reference."""
     differences = measures.differences[measures.reference]
     difference_title = f"Less {measures.reference}, in points: {basis}"
     return [
@@ -202,10 +196,7 @@ def _build_measure_tables(measures: RankerMeasures, title: str, basis: str) -> l
 def _build_ranker_table(
     title: str, rankers: list[str], values: EstimateTable, format_estimate: Callable[[Estimate], str]
 ) -> TextTable:
-    """Build a table with a row for each ranker that has values and a column for each measure.
-
-    `values` holds the estimates by measure and ranker.
-    """
+    """Build a table with a row per ranker and a column per measure."""
     rows = []
     for name in rankers:
         estimates = [column[name] for column in values.values() if name in column]
@@ -218,12 +209,7 @@ def _build_ranker_table(
 
 
 def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any]:
-    """Convert all values, intervals and paired differences to plain data, for JSON.
-
-    Each source of preferences (which passages help the LLM) has its measures and these fields. 'chance' is P@1 of a random
-    order. 'margin_share' is the share of questions that are not reranked, because the retriever's first passage leads by
-    'margin'.
-    """
+    """Convert a comparison of rerankers to plain data for JSON. 'chance' is P@1 of a random order."""
     rankings = {}
     for source, result in comparison.rankings.items():
         numbers = {"chance": result.chance, "margin": result.margin, "margin_share": result.margin_share}
@@ -235,10 +221,7 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
 
 
 def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
-    """Convert the measures of rankers to plain data: their means ('values') and differences of means ('less').
-
-    The differences are to the retriever and, if it was compared, to the reranker before training.
-    """
+    """Convert the measures of rankers to plain data. 'values' are means, 'less' are differences of means."""
     differences = {other: _table_to_dict(table) for other, table in measures.differences.items()}
     return {"questions": len(measures.ids), "values": _table_to_dict(measures.means), "less": differences}
 
@@ -252,14 +235,9 @@ def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
 
 
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
-    """Yield JSON lines with the results of single questions, by question id and without any texts.
+    """Yield JSON lines with the results of single questions, without texts.
 
-    There are two kinds of lines:
-
-    - {"preferences": "...", "ranker": "base", "hits": {"q1": "100"}}: which passages help, in the order of the ranker.
-      Here it is only the first of three.
-    - {"model": "...", "data": "...", "shown": "top 3", "ranker": "base", "right": {"q1": 1}}: whether an LLM that was
-      shown the first three passages answers right (1) or wrong (0); null without a gold answer.
+    `hits` of "100" means: only the ranker's first passage helps.
     """
     for source, result in comparison.rankings.items():
         for ranker, hits in result.hits.items():

@@ -30,7 +30,9 @@ SEARCH_PRICES: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)  # prices of a s
 
 @dataclass(frozen=True)
 class ActionResult:
-    """Results of choosing between skipping, one retrieval and several rounds, at one price of a search.
+    """Results of choosing among three actions, at one search price.
+
+    Actions: skip, retrieve once, retrieve in rounds.
 
     Attributes:
         gate: Name of the gate.
@@ -53,9 +55,7 @@ class ActionResult:
 
 @dataclass(frozen=True)
 class ActionOutcomes:
-    """Which actions answer each question correctly.
-
-    The actions are to skip the search, to retrieve once, and to retrieve in several rounds.
+    """Whether each action answers each question correctly. Actions: skip, retrieve once, retrieve in rounds.
 
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
@@ -76,9 +76,9 @@ class ActionOutcomes:
 
 
 def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> FloatArray:
-    """Predict the probability that each action answers correctly, from the need for retrieval alone.
+    """Predict each action's probability of a correct answer, from the need alone.
 
-    The actions are to skip the search, to retrieve once, and to retrieve in several rounds.
+    Actions: skip, retrieve once, retrieve in rounds.
 
     Args:
         training: Outcomes that the probabilities are fitted on.
@@ -100,10 +100,9 @@ def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> Float
 
 
 def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: float) -> NDArray[np.int64]:
-    """Choose for each question the action with the highest expected gain, and return its index in `ACTIONS`.
+    """Return the best action for each question, as its index in `ACTIONS`.
 
-    The gain is the probability of a correct answer minus the price of the searches. Of equal actions, the one with
-    fewer searches is chosen.
+    Searches cost `price`, and a correct answer counts 1.
 
     Args:
         probabilities: Probability that each action answers correctly (questions x actions).
@@ -118,7 +117,9 @@ def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: 
 def measure_actions(
     gate: str, training: ActionOutcomes, test: ActionOutcomes, prices: Sequence[float], bootstrap: Bootstrap
 ) -> list[ActionResult]:
-    """Measure a gate that chooses between skipping, one retrieval and several rounds, at each price of a search.
+    """Measure a gate that chooses one of three actions, at each search price.
+
+    Actions: skip, retrieve once, retrieve in rounds.
 
     Args:
         gate: Name of the gate.
@@ -139,7 +140,7 @@ def measure_actions(
 def _measure_choice(
     gate: str, outcomes: ActionOutcomes, actions: NDArray[np.int64], price: float, bootstrap: Bootstrap
 ) -> ActionResult:
-    """Measure accuracy and searches if each question gets its action in `actions`, given as an index in `ACTIONS`."""
+    """Measure accuracy and searches of the chosen actions. `actions` holds indices in `ACTIONS`."""
     right = outcomes.right[np.arange(len(actions)), actions]  # the outcome of the chosen action of each question
     changes = right.astype(float) - outcomes.open_right
     means = estimate_column_means(bootstrap, {"accuracy": right, "against_always": changes})
@@ -157,7 +158,7 @@ def _measure_choice(
 def evaluate_actions(
     table: LabelTable, gates: Sequence[TableScores], once_right: BoolArray, price: float, bootstrap: Bootstrap
 ) -> list[ActionResult]:
-    """Evaluate gates that choose among three actions: no retrieval, one retrieval, or several rounds of retrieval.
+    """Evaluate gates that choose one of three actions: skip, retrieve once, or retrieve in rounds.
 
     Args:
         table: Rows with answers after several rounds of retrieval.

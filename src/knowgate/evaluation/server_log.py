@@ -36,7 +36,7 @@ LogLocation = Path | DatabaseAddress
 
 
 def is_server_log(path: Path) -> bool:
-    """Return whether a file is a decision log of the server: a SQLite database rather than lines of JSON."""
+    """Return whether a file is a decision log of the server, in SQLite."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -44,10 +44,9 @@ def is_server_log(path: Path) -> bool:
 
 
 def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
-    """Read the server's decision log as traffic, to compute what other thresholds would have saved.
+    """Read the server's decision log as traffic, for replaying thresholds.
 
-    A log may contain decisions of several gates and thresholds, which cannot be mixed. The gate and threshold with the
-    most decisions are read, and other decisions are counted in `left_out`.
+    Only the most frequent gate and threshold are read.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -88,10 +87,7 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
 
 
 def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
-    """Read the newest distinct questions of a decision log.
-
-    Answers that people sent as corrections become gold answers. If a question was asked several times, it is returned
-    once. If several of its decisions were corrected, the newest of these decisions counts.
+    """Read the newest distinct questions of a decision log. Corrections by people become gold answers.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -134,7 +130,7 @@ def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a PostgreSQL database, with the schema of the address put before the table's name.
+    """Yield the rows of a query from a PostgreSQL database. The schema is put before the table's name.
 
     Raises:
         BadInput: The schema has no table `decisions`, so it is not a decision log.
@@ -151,7 +147,7 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
 
 
 def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a SQLite file; none if its table does not exist yet, as before the first audit.
+    """Yield the rows of a query from a SQLite file. A missing table gives no rows.
 
     Raises:
         BadInput: The file is not a SQLite database with a table `decisions`.
@@ -178,7 +174,7 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """The fields of a stored decision that must be valid for the decision to be used. Other fields are ignored.
+    """Fields of a stored decision that must be valid. Other fields are ignored.
 
     Attributes:
         retrieve: Whether passages were retrieved.
@@ -198,7 +194,7 @@ class DecisionRecord:
 
 
 def _parse_record(text: Any, left_out: Counter[str]) -> dict[str, Any]:
-    """Parse the JSON of a stored decision. If it cannot be read, return {} and count it in `left_out` (by reason)."""
+    """Parse the JSON of a stored decision. An unreadable one gives {} and is counted."""
     try:
         record = parse_json(str(text), "the record")
         if not isinstance(record, dict):
@@ -215,7 +211,7 @@ def _parse_record(text: Any, left_out: Counter[str]) -> dict[str, Any]:
 
 
 def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str]) -> bool:
-    """Return whether a decision can be replayed: the gate made it, and the request did not change the server's options.
+    """Return whether a decision can be replayed: made by the gate, with unchanged options.
 
     Args:
         record: The stored decision.
@@ -236,7 +232,7 @@ def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
-    """Convert a logged decision of the server to a traffic event. The log records times, but no token counts.
+    """Convert a logged decision to a traffic event. The log has no token counts.
 
     Args:
         record: The decision.

@@ -37,7 +37,7 @@ CONSTANT_GATES = {"always", "never", CONSTANT_GATE}  # names of gates that decid
 
 @dataclass
 class LoggedTraffic:
-    """Questions of a log as events, and what is known about the log.
+    """Questions of a log as events, with facts about the log.
 
     Attributes:
         path: File, folder or database address of the log.
@@ -66,7 +66,7 @@ class LoggedTraffic:
 
     @property
     def constant_decision(self) -> str:
-        """'always retrieves' or 'never retrieves' if the gate decides the same for every question, else ''."""
+        """The gate's decision if always the same: 'always retrieves' or 'never retrieves'. Else ''."""
         if not self.gates or not set(self.gates) <= CONSTANT_GATES:
             return ""
         thresholds = [*self.thresholds, -1.0 if self.own_threshold is None else self.own_threshold]
@@ -81,9 +81,7 @@ class LoggedTraffic:
 
 
 def read_traffic_log(path: Path) -> LoggedTraffic:
-    """Read a log of one gate and one LLM, written by `knowgate ask --json` or `decide --json`.
-
-    Lines that cannot be used are skipped and counted in `bad_lines`.
+    """Read a log written by `knowgate ask --json` or `decide --json`. Unusable lines are counted in `bad_lines`.
 
     Raises:
         BadInput: No line can be used, or the log mixes several gates or LLMs.
@@ -126,7 +124,7 @@ def _check_log(log: LoggedTraffic) -> None:
 
 
 def _has_estimated_prompt(record: Mapping[str, Any]) -> bool:
-    """Return whether the number of prompt tokens is missing from the record of an answer, so that it is estimated."""
+    """Return whether the record of an answer lacks a token count of a prompt."""
     prompts = ["closed_prompt", "open_prompt"] if record.get("passages") else ["closed_prompt"]
     recorded_counts = record.get("tokens") or ()
     return "answer" in record and any(prompt not in recorded_counts for prompt in prompts)
@@ -136,7 +134,7 @@ def _has_estimated_prompt(record: Mapping[str, Any]) -> bool:
 
 
 def _parse_line(line: str) -> dict[str, Any]:
-    """Parse a line that must be a JSON object. Raises ValueError otherwise."""
+    """Parse a line with a JSON object, or raise ValueError."""
     try:
         record = parse_json(line, "the line")
     except BadInput:
@@ -167,7 +165,7 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
 
 @dataclass(frozen=True)
 class _AnswerAmounts:
-    """What answering a logged question took, in seconds and tokens. Unknown amounts are NaN.
+    """Seconds and tokens of one logged answer. Unknown amounts are NaN.
 
     Attributes:
         reading_seconds: Time until the decision.
@@ -189,10 +187,7 @@ class _AnswerAmounts:
 
 
 def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
-    """Parse a record of a question that was answered with or without a search.
-
-    The cost of the answer that was given is recorded. That of the other answer is mostly unknown.
-    """
+    """Parse the record of an answered question. Costs of the answer not given are mostly unknown."""
     passages = _get_passages(record)
     amounts = _parse_amounts(record, passages)
     reading_prompt = amounts.closed_prompt if amounts.draft else 0.0  # without a draft, the LLM reads no prompt yet
@@ -205,9 +200,9 @@ def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) ->
 
 
 def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmounts:
-    """Parse the recorded times and token counts of an answered question.
+    """Parse the times and token counts of an answered question.
 
-    Missing times are NaN. Missing token counts of prompts and of the answer are estimated from the texts.
+    Missing times are NaN, missing prompt lengths are estimated.
     """
     seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
     reading_seconds = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES) if seconds else math.nan
@@ -224,7 +219,7 @@ def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmo
 
 
 def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_draft: bool) -> TrafficEvent:
-    """Add what a question cost that was answered after a search, and what it would have cost without one.
+    """Add the costs of a question answered after a search.
 
     Args:
         event: The question.
@@ -249,9 +244,7 @@ def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_
 
 
 def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEvent:
-    """Add what a question cost that was answered without a search.
-
-    If the LLM began the answer before the decision (the draft), only the rest of it is generated afterwards.
+    """Add the costs of a question answered without a search. A draft counts as the answer's beginning.
 
     Returns:
         The event with the costs of the answer after the decision (`closed`), and of the whole answer (`closed_only`).
@@ -266,7 +259,7 @@ def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEven
 
 
 def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
-    """Return whether the answers with and without passages differ; None if the record has only one of them."""
+    """Return whether the answers with and without passages differ. None if one is missing."""
     if not record["retrieve"]:
         other_key = "audit"  # the answer with passages, made as a check after skipping
     elif has_passages:
@@ -285,7 +278,7 @@ def _subtract(total: float, part: float) -> float:
 
 
 def _get_text(record: Mapping[str, Any], key: str) -> str:
-    """Return a text of a record, or '' if it is missing. Raises ValueError if it is not a text."""
+    """Return a text of a record, or '' if missing. Other types raise ValueError."""
     value = record.get(key, "")
     if not isinstance(value, str):
         raise ValueError(f"'{key}' is not a text")
@@ -293,7 +286,7 @@ def _get_text(record: Mapping[str, Any], key: str) -> str:
 
 
 def _get_numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
-    """Return an object of named numbers, or {} if it is missing. Raises ValueError if it is anything else."""
+    """Return an object of named numbers, or {} if missing. Other types raise ValueError."""
     value = record.get(key) or {}
     if not isinstance(value, dict) or not all(_is_amount(amount) for amount in value.values()):
         raise ValueError(f"'{key}' is not an object of numbers")
@@ -306,7 +299,7 @@ def _is_amount(value: object) -> bool:
 
 
 def _get_passages(record: Mapping[str, Any]) -> list[str]:
-    """Return title and text of each passage. Raises ValueError if 'passages' is not a list of objects."""
+    """Return title and text of each passage. Other types raise ValueError."""
     value = record.get("passages") or []
     if not isinstance(value, list) or not all(isinstance(passage, dict) for passage in value):
         raise ValueError("'passages' is not a list of objects")
@@ -317,12 +310,7 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
 
 
 def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) -> LoggedTraffic:
-    """Read a label run as if its questions were logged traffic that a gate decides on.
-
-    In a label run, every question was answered with and without passages, and both answers were graded. The gate
-    computes how likely each question needs retrieval. The grades tell whether a right answer is lost if the search is
-    skipped. Elapsed times are unknown. Questions that the gate or the arbiter was fitted on are left out and counted in
-    `left_out`.
+    """Read a label run (graded answers) as logged traffic of a gate. Training questions are left out.
 
     Args:
         path: Folder of the run.
@@ -359,7 +347,7 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
 def _make_graded_events(
     table: LabelTable, gate: str, scores: TableScores, choices: ArbiterChoices | None, seconds_per_token: float
 ) -> list[TrafficEvent]:
-    """Make a traffic event of every graded question: its need for retrieval, the cost of each stage, and its grades.
+    """Make a traffic event per graded question, with need, costs and grades.
 
     Args:
         table: The labeled questions.
@@ -391,21 +379,19 @@ def _make_graded_events(
 
 
 def _get_seconds_per_token(path: Path) -> float:
-    """Return the LLM's seconds per token, measured while the run was labeled in batches; NaN if unknown."""
+    """Return the LLM's seconds per token, measured while labeling. NaN if unknown."""
     rate = RunFolder(path).manifest().get("totals", {}).get("tokens_per_second")
     return 1 / rate if rate else math.nan
 
 
 def _count_known_tokens(answer: GradedAnswer | None) -> float:
-    """Count the tokens of an answer, or its words if tokens are not stored; NaN if neither is."""
+    """Count the tokens of an answer, or its words. NaN if neither is stored."""
     is_known = answer and (answer.text or answer.tokens is not None or answer.n_tokens is not None)
     return count_answer_tokens(answer) if is_known else math.nan
 
 
 def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_token: float) -> TrafficEvent:
-    """Make the traffic event of a question with recorded answers: its need and the cost of each stage, without grades.
-
-    Prompt tokens are estimated from the texts. Amounts are NaN if the row holds no text to count or estimate them from.
+    """Make the traffic event of a labeled question: need and costs, without grades. Unknown amounts are NaN.
 
     Args:
         row: The labeled question.

@@ -141,10 +141,9 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
 
 
 def check_gate_spec(spec: str) -> None:
-    """Raise ArtifactError if the spec of a gate is a folder that `knowgate fit` did not write.
+    """Raise ArtifactError if a gate spec is a folder without a fitted gate.
 
-    A spec is a text that names a gate, such as 'logprob:mean', or its folder. If it starts with the name of a gate, it
-    is not treated as a folder, even if there is one with this name.
+    Other specs are texts such as 'logprob:mean'.
     """
     name, _ = split_spec(spec)
     if name not in GATES and name not in find_plugins("knowgate.gates"):
@@ -167,9 +166,7 @@ def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "
 
 
 def _check_class(name: str, loaded: object) -> type[Gate]:
-    """Return an object that was loaded for a gate's name, after checking that it is a gate class.
-
-    The check is needed because the entry point of a plugin may refer to anything.
+    """Check that a plugin provides a gate class, and return the class.
 
     Raises:
         BadSetting: The object is not a subclass of `Gate`.
@@ -182,10 +179,10 @@ def _check_class(name: str, loaded: object) -> type[Gate]:
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
-    """Return the gate that decides if the user names none.
+    """Return the gate to use for a model by default.
 
-    knowgate ships fitted gates for some models. One of them is returned if it was fitted on exactly these weights and
-    answer prompts. Otherwise, it is 'logprob:first', or 'always:rules' for a model that returns only text.
+    This is a packaged gate for exactly these weights and prompts, or else 'logprob:first'. Models that return only text
+    get 'always:rules'.
 
     Args:
         model: The LLM that the gate decides for.
@@ -208,15 +205,12 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
 
 
 def is_text_only(model: Model) -> bool:
-    """Return whether a model returns only text, without the log-probabilities of its tokens.
-
-    For a model on a server, `offers` asks the server once and remembers the answer.
-    """
+    """Return whether a model returns text without the log-probabilities of its tokens."""
     return Signal.LOGPROBS not in model.offers
 
 
 def describe_text_only(model: str) -> str:
-    """Say which gate decides for a model that returns only text, and what to do to save searches."""
+    """Say which gate is used for a text-only model, and how to save searches."""
     return (
         f"{model} returns text without log-probabilities, so every question is retrieved for, except small talk and the "
         f"like (the gate `{TEXT_ONLY_GATE}`). To save searches, label questions and fit a policy with `knowgate fit`. Without "

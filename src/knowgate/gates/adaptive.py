@@ -23,13 +23,12 @@ COMPLEXITY_CLASSES = ("no", "one", "multi")  # rounds of retrieval
 
 @dataclass(frozen=True)
 class AdaptiveGate(FittedGate):
-    """Predicts from the question whether it takes no retrieval, one round or several rounds.
+    """Predicts from the question whether to retrieve never, once or in several rounds.
 
     A linear classifier reads the sentence embedding of the question. The need for retrieval is 1 - P(no retrieval).
-    `count_rounds` tells the pipeline how many rounds to run if it retrieves.
 
-    Needs: nothing. Cost per question: one sentence embedding; works with any LLM, served or local.
-    Reference: Jeong et al. 2024 (Adaptive-RAG), where the classifier is a fine-tuned T5.
+    Needs: nothing. Cost per question: one sentence embedding. Works with any LLM, served or local.
+    Reference: Jeong et al. 2024 (Adaptive-RAG), with a fine-tuned T5 as classifier.
 
     Example:
         >>> gate = AdaptiveGate.load("my-adaptive")  # doctest: +SKIP
@@ -38,10 +37,9 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the folder names no embedding model, or if the tensors of the classifier are wrong.
+        """Raise BadInput if the options or tensors of the gate are wrong.
 
-        The classifier has three classes: no retrieval, one round or several. The tensor 'seen' has a 1 for each class
-        that occurred in training, and a 0 for the others.
+        The tensor 'seen' has a 1 for each trained class.
         """
         read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.require("weight", len(COMPLEXITY_CLASSES), None)
@@ -68,10 +66,7 @@ class AdaptiveGate(FittedGate):
         return 1 - self.predict_classes(questions)[:, 0]  # column 0 is P(no retrieval)
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
-        """Return for each question how many rounds of retrieval to run, if passages are retrieved at all.
-
-        This is `MAX_ROUNDS` if several rounds are more likely to be needed than one, otherwise 1.
-        """
+        """Return for each question how many rounds of retrieval to run. This is `MAX_ROUNDS` or 1."""
         return [MAX_ROUNDS if several > one else 1 for _, one, several in self.predict_classes(questions)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
@@ -81,9 +76,9 @@ class AdaptiveGate(FittedGate):
 
 
 def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:
-    """Compute the probabilities of the three complexity classes from sentence embeddings.
+    """Compute the probabilities of three complexity classes from sentence embeddings.
 
-    Classes that did not occur in training get probability 0.
+    Classes missing in training get 0.
 
     Returns:
         One row per question: P(no retrieval), P(one round), P(several rounds).

@@ -33,13 +33,11 @@ GAIN_PROMPTS = ("judge", "search")  # is the LLM's answer right, and would an an
 class JudgeGate(FittedGate):
     """Retrieves if a small fine-tuned judge model finds the LLM's answer wrong.
 
-    The judge answers Yes or No, and the need for retrieval is 1 - P(Yes) / (P(Yes) + P(No)). The judge is a causal
-    model, much smaller than the LLM, or a small encoder of question-answer pairs, fine-tuned on graded answers. If it
-    is an ensemble, the predictions are averaged. It reads the first tokens of the answer. If it was fitted with 0
-    tokens, it sees only the question, and no draft is needed.
+    The judge answers Yes or No. The need for retrieval is 1 - P(Yes) / (P(Yes) + P(No)). The judge reads the first
+    tokens of the answer. If it was fitted with 0 tokens, it reads only the question.
 
-    Needs: draft (nothing with 0 tokens). Cost per question: one prefill of 50 tokens plus the answer for each member
-    of the judge ensemble. When skipping, the draft is the start of the answer and costs nothing extra.
+    Needs: draft (nothing with 0 tokens). Cost per question: each judge model reads 50 tokens plus the answer. When
+    skipping, the draft is the start of the answer and costs nothing extra.
     Reference: ours.
 
     Example:
@@ -47,14 +45,14 @@ class JudgeGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
+        """Raise BadInput if the options or tensors of the gate are wrong."""
         read_record(AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval as 1 - P(the answer is right).
+        """Compute the uncalibrated need as 1 - P(the answer is right).
 
-        The judge reads the first `tokens` tokens of the LLM's draft; with 0 tokens, it reads only the question.
+        With 0 tokens, the judge reads only the question.
         """
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
@@ -68,15 +66,13 @@ class JudgeGate(FittedGate):
 
 @dataclass(frozen=True)
 class GainGate(JudgeGate):
-    """Retrieves if a judge model expects an answer from documents to be better than the LLM's own answer.
+    """Retrieves if a judge model expects a better answer from documents.
 
-    The judge predicts two probabilities before any search: that an answer from documents is right, and that the LLM's
-    own answer is right. The uncalibrated need for retrieval is their difference, mapped from [-1, 1] to [0, 1]. So the
-    need is also low for questions that documents cannot help with. The judge is fitted on questions that were answered
-    with and without passages, and the need is calibrated to the probability that retrieval helps.
+    The judge predicts two probabilities: the LLM's own answer is right, and an answer from documents is right. The need
+    for retrieval is their difference, mapped from [-1, 1] to [0, 1]. So the need is also low if documents cannot help.
 
-    Needs: draft. Cost per question: two prefills of 50 tokens plus the answer for each member of the judge ensemble.
-    When skipping, the draft is the start of the answer and costs nothing extra.
+    Needs: draft. Cost per question: each judge model reads 50 tokens plus the answer twice. When skipping, the draft is
+    the start of the answer and costs nothing extra.
     Reference: ours.
 
     Example:
@@ -84,10 +80,9 @@ class GainGate(JudgeGate):
     """
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval of each question from the expected gain of retrieval.
+        """Compute the uncalibrated need from the expected gain of retrieval.
 
-        The judge is asked whether the LLM's answer is right, and whether an answer from documents would be right. The
-        gain is the difference of the two probabilities. It is mapped from [-1, 1] to [0, 1].
+        Gain: P(document answer right) - P(LLM answer right).
         """
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings)
@@ -101,7 +96,7 @@ class GainGate(JudgeGate):
 
 @dataclass(frozen=True)
 class IkOptions:
-    """Options of an `ik` gate, which predicts whether the LLM knows the answer to a question.
+    """Options of an `ik` gate. It predicts whether the LLM knows the answer.
 
     Attributes:
         mode: What predicts this: 'lora' is a fine-tuned judge model, 'text' a linear classifier on sentence embeddings.
@@ -114,14 +109,14 @@ class IkOptions:
 
 @dataclass(frozen=True)
 class IkGate(FittedGate):
-    """Asks a fine-tuned judge model whether the LLM knows the answer, given the first T tokens of its draft.
+    """Asks a fine-tuned judge model whether the LLM knows the answer.
 
-    The judge answers Yes or No, and the need for retrieval is 1 - P(Yes) / (P(Yes) + P(No)). In mode `text`, a linear
-    classifier on sentence embeddings of the question and of question + draft replaces the judge. That mode is for LLMs
-    behind an API.
+    The judge reads the question and the first T tokens of the draft. It answers Yes or No. The need for retrieval is 1
+    - P(Yes) / (P(Yes) + P(No)). In mode `text`, a linear classifier on sentence embeddings replaces the judge. This
+    mode is for LLMs behind an API.
 
-    Needs: draft (nothing with T = 0). Cost per question: one prefill of the judge (60 + T tokens), or two embeddings.
-    When skipping, the draft is the start of the answer and costs nothing extra.
+    Needs: draft (nothing with T = 0). Cost per question: the judge reads 60 + T tokens, or two texts are embedded. When
+    skipping, the draft is the start of the answer and costs nothing extra.
     Reference: the IK paper, section 3.
 
     Example:
@@ -131,10 +126,7 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the folder of the gate holds wrong options or tensors.
-
-        In mode `text`, a linear classifier is stored as tensors. In mode `lora`, there are none.
-        """
+        """Raise BadInput if the options or tensors of the gate are wrong. Only mode `text` has tensors."""
         options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
         mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
@@ -143,11 +135,7 @@ class IkGate(FittedGate):
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval of each question as 1 - P(the LLM knows the answer).
-
-        In mode `text`, a classifier of sentence embeddings predicts it, otherwise a fine-tuned judge model. Both read
-        the question and the start of the LLM's draft, or only the question if `tokens` is 0.
-        """
+        """Compute the uncalibrated need as 1 - P(the LLM knows the answer)."""
         options = self.artifact.options
         texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":

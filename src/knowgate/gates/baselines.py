@@ -21,10 +21,10 @@ CONSTANT_GATE = "constant"  # name of the gate that decides the same for every q
 
 @dataclass(frozen=True)
 class ConstantGate(FittedGate):
-    """Gives every question the same need for retrieval, so that its threshold alone decides: always or never retrieve.
+    """Gives every question the same need for retrieval. So the threshold alone decides: always or never retrieve.
 
     Needs: nothing. Cost per question: none.
-    Reference: ours; `knowgate fit` without a gate name writes it if no gate pays.
+    Reference: ours. `knowgate fit` writes it if no gate pays.
 
     Example:
         >>> gate = ConstantGate.load("my-policy")  # doctest: +SKIP
@@ -41,11 +41,11 @@ class ConstantGate(FittedGate):
 
 @dataclass(frozen=True)
 class AlwaysGate(Gate):
-    """Retrieves for every question, as plain RAG does. The need for retrieval is always 1.
+    """Retrieves for every question, like plain RAG.
 
-    With `unless='rules'`, rules can still skip questions such as small talk. With 'nothing', the default, they cannot.
+    With `unless='rules'`, rules can still skip small talk and the like.
 
-    Needs: nothing. Cost per question: none for the decision; one retrieval.
+    Needs: nothing. Cost per question: none for the decision, one retrieval.
 
     Example:
         >>> AlwaysGate().score([Question("Hi")], [Reading()])
@@ -86,10 +86,7 @@ class NeverGate(Gate):
 
 @dataclass(frozen=True)
 class RandomGate(Gate):
-    """Retrieves for a random share `rate` of the questions.
-
-    The need for retrieval is uniform in (0, 1) and depends only on the question and `seed`. A useful gate must have a
-    higher accuracy than this one at the same retrieval rate.
+    """Retrieves for a random share `rate` of the questions. A useful gate must be more accurate at the same rate.
 
     Needs: nothing. Cost per question: none.
 
@@ -115,9 +112,6 @@ class RandomGate(Gate):
         return [self._draw_uniform(question) for question in questions]
 
     def _draw_uniform(self, question: Question) -> float:
-        """Hash a question to a number between 0 and 1.
-
-        It is never exactly 0 or 1, so that a rate of 0 retrieves for no question and a rate of 1 for all.
-        """
+        """Hash a question to a number between 0 and 1. The number is never exactly 0 or 1."""
         digits = sha256_text(str(self.seed), question.id, question.text)[:13]  # 13 hex digits fit a double
         return (int(digits, 16) + 0.5) / 16**13

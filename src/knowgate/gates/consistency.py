@@ -22,12 +22,12 @@ MAX_PARTIAL_AGREEMENT = 0.5  # answers that differ after normalization agree at 
 class ConsistencyGate(Gate):
     """Retrieves if sampled answers disagree.
 
-    The need for retrieval is one minus the mean agreement of all pairs of answers: 0 if all answers are equal, between
-    0.5 and 1 if all differ. Two answers agree by 1 if they are equal after normalization, otherwise by half the cosine
-    similarity of their embeddings. With `embedder='none'`, different answers agree by 0, and no extra is needed.
+    The need for retrieval is 1 minus the mean agreement of all pairs of answers. Equal answers agree by 1, after
+    normalization. Other answers agree by half the cosine similarity of their embeddings. With `embedder='none'`, they
+    agree by 0.
 
-    Only the text of the answers is used, so the gate works with every LLM, such as one behind an API that returns text
-    alone. The samples are not used as the answer: a question costs `n` + 1 LLM calls, whether it retrieves or not.
+    The gate reads only text, so it works with every LLM. A question costs `n` + 1 LLM calls, whether it retrieves or
+    not.
 
     Needs: samples. Cost per question: `n` sampled answers (3 LLM calls by default), up to `n` embeddings.
     Reference: black-box uncertainty of uqlm (Bouchard & Chauhan 2025) and LM-Polygraph (Fadeeva et al. 2023).
@@ -66,7 +66,7 @@ class ConsistencyGate(Gate):
         return None if self.embedder == NO_EMBEDDER else load_embedder(self.embedder)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval: 1 - the mean agreement of all pairs of sampled answers to a question."""
+        """Compute the need for retrieval: 1 - the mean agreement of sampled answers."""
         answers_by_question = []
         to_embed: set[str] = set()
         for question, reading in zip(questions, readings, strict=True):
@@ -101,7 +101,7 @@ class ConsistencyGate(Gate):
         return texts
 
     def _embed(self, answers: set[str]) -> dict[str, list[float]]:
-        """Return the embedding of each answer; an empty dictionary if the gate has no embedding model."""
+        """Return the embedding of each answer, or {} without an embedding model."""
         if self.encoder is None or not answers:
             return {}
         texts = sorted(answers)
@@ -110,11 +110,7 @@ class ConsistencyGate(Gate):
 
 
 def _agree(first: str, second: str, vectors: dict[str, list[float]]) -> float:
-    """Return how much two normalized answers agree, from 0 to 1.
-
-    Equal answers agree by 1. Different ones agree by the cosine similarity of their embeddings (`vectors`, by answer),
-    scaled so that it is at most MAX_PARTIAL_AGREEMENT. Without embeddings they agree by 0.
-    """
+    """Return how much two normalized answers agree, from 0 to 1. `vectors` has the embedding of each answer."""
     if first == second:
         return 1.0
     if not vectors:

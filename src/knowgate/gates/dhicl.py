@@ -20,12 +20,13 @@ CalibrationSign = Literal["paper", "code", "none"]
 
 @dataclass(frozen=True)
 class DhiclGate(Gate):
-    """Shows the LLM k similar logged questions and whether it knew them, and asks whether it knows the new one.
+    """Asks the LLM whether it knows a question, after showing k similar logged questions as examples.
 
-    The LLM answers with a label, such as true (known) or false (unknown). The need for retrieval is
-    sigmoid(z_unknown - z_known), where z are the logits of the labels, corrected for the LLM's errors on the examples.
+    Each example says whether the LLM knew the answer. The LLM replies with a label such as true (known) or false
+    (unknown). The need for retrieval is sigmoid(z_unknown - z_known), with the label logits z. The logits are corrected
+    for the LLM's errors on the examples.
 
-    Needs: labels. Cost per question: one prefill of about 600 tokens (k = 20); the instruction is cached.
+    Needs: labels. Cost per question: one prefill of about 600 tokens (k = 20), with a cached instruction.
     Reference: Lv et al. (DH-ICL), section 3.
 
     Attributes:
@@ -61,7 +62,7 @@ class DhiclGate(Gate):
     needs = frozenset({Signal.LABELS})
 
     def __post_init__(self) -> None:
-        """Raise BadSetting if an option has a value that is not allowed."""
+        """Raise BadSetting if an option has a wrong value."""
         parse_label_pair(self.words, self.name)
         if self.k < 1:
             raise BadSetting(f"gate 'dhicl': k, the number of examples, is {self.k}, but it must be at least 1.")
@@ -88,10 +89,9 @@ class DhiclGate(Gate):
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find k logged questions to show the LLM as examples for each question.
+        """Find k logged questions as examples for each question.
 
-        By default, these are the most similar ones. With `balanced`, half of them were known to the LLM and half were
-        not. With `cold`, they are random, but the same for all questions.
+        With `cold`, all questions get the same random examples.
         """
         if self.scope is None:
             raise BadSetting("gate 'dhicl' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
@@ -110,15 +110,14 @@ class DhiclGate(Gate):
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build one prompt per question. Its examples are logged questions, which `find_neighbors` found."""
+        """Build one prompt per question. Its examples are similar logged questions."""
         pairs = zip(questions, readings, strict=True)
         return [self._build_prompt(question, reading.neighbors[self.name]) for question, reading in pairs]
 
     def _build_prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
-        """Build a prompt that shows logged questions with their labels (known or unknown), then the new question.
+        """Build a prompt of logged questions with labels, then the new question.
 
-        The least similar example comes first. The prompt consists of parts. Each ends where the LLM predicts a label,
-        and the true label of an example follows at the start of the next part.
+        Each part ends where the LLM predicts a label.
         """
         known, unknown = self.labels
         language = detect_question_language(question)
@@ -133,10 +132,9 @@ class DhiclGate(Gate):
         return LabelPrompt(tuple(parts), prefix=instruction)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval of each question from the LLM's prediction whether it knows the answer.
+        """Compute the need for retrieval from the LLM's prediction whether it knows the answer.
 
-        The prompt also shows logged questions, for which it is recorded whether the LLM knew the answer. The errors
-        that the LLM makes on these examples are used to correct its prediction for the question.
+        Errors on the examples correct it.
         """
         needs = []
         for reading in readings:
@@ -146,7 +144,7 @@ class DhiclGate(Gate):
         return needs
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Say how many examples the LLM knew and whether it expects to know the question."""
+        """Say how many examples the LLM knew, and its guess for the question."""
         needs = self.score(questions, readings)
         examples = [get_known_flags(reading.neighbors[self.name]) for reading in readings]
         return [
@@ -168,18 +166,15 @@ def _exclude_question(question: Question, neighbors: Sequence[Neighbor]) -> tupl
 
 
 def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
-    """Return for each example in the prompt whether the LLM knew the answer. Time-sensitive questions count as unknown.
+    """Return whether the LLM knew each example, in the order of the prompt.
 
-    The prompt shows the least similar example first, so the order of `neighbors` is reversed.
+    The prompt shows the least similar example first.
     """
     return [neighbor.label == KnowledgeLabel.KNOWN for neighbor in reversed(neighbors)]
 
 
 def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:
-    """Compute the need for retrieval of a question, from 0 (the LLM knows the answer) to 1 (retrieve).
-
-    The prompt shows logged questions as examples, then the question. For each of them, the LLM predicts whether it is
-    known. `calibrate_logits` corrects the prediction for the question by the errors that the LLM makes on the examples.
+    """Compute the need for retrieval from 0 (known) to 1 (retrieve). Errors on the examples correct the prediction.
 
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.
@@ -191,10 +186,7 @@ def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -
 
 
 def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> tuple[float, float]:
-    """Correct the label logits of a question for the LLM's errors on the examples (equations 1-6 of DH-ICL).
-
-    The deficit of an example is how much lower the logit of its true label is than that of the other label, or 0 if it
-    is higher. The mean deficit of known examples is applied to z_known, that of unknown examples to z_unknown.
+    """Correct the label logits of a question by the LLM's errors on the examples. See equations 1-6 of DH-ICL.
 
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.

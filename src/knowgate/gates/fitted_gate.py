@@ -35,9 +35,7 @@ THRESHOLD_SOURCES = {"guarantee": "guarantee", "budget": "retrieval rate", "accu
 
 @dataclass(frozen=True, repr=False)
 class FittedGate(Gate):
-    """A gate that was trained on recorded answers (label runs) and is loaded from a folder.
-
-    Subclasses implement `raw` and check their tensors in `check`.
+    """A gate trained on label runs (recorded answers) and loaded from a folder. Subclasses implement `raw` and `check`.
 
     Attributes:
         artifact: Manifest and weights of the folder.
@@ -56,7 +54,7 @@ class FittedGate(Gate):
     llm: ModelIdentity | None = field(default=None, compare=False)
 
     def __init_subclass__(cls) -> None:
-        """Make subclasses inherit `__repr__`; otherwise @dataclass would generate a long one for each of them."""
+        """Make subclasses inherit `__repr__`. @dataclass would otherwise generate a long one."""
         super().__init_subclass__()
         if "__repr__" not in vars(cls):
             cls.__repr__ = FittedGate.__repr__  # type: ignore[method-assign]
@@ -91,9 +89,9 @@ class FittedGate(Gate):
         return gate
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if options or tensors are wrong for this kind of gate. The base class accepts everything.
+        """Raise BadInput if options or tensors are wrong.
 
-        Call `tensors.require` for each tensor that the gate expects, then `tensors.reject_others`.
+        Subclasses call `tensors.require` for each tensor, then `tensors.reject_others`.
         """
 
     @property
@@ -108,7 +106,7 @@ class FittedGate(Gate):
 
     @property
     def request(self) -> SignalRequest:
-        """What the gate reads from the LLM, as stored in `gate.json`: draft tokens, layers, samples and so on."""
+        """What the gate reads from the LLM, such as draft tokens and layers."""
         fields: dict[str, Any] = dict(self.artifact.manifest["want"])
         # The manifest stores the sampling settings next to the other fields, not as a record of their own.
         sampling = Sampling(**{key: fields.pop(key) for key in ("temperature", "top_p", "top_k") if key in fields})
@@ -122,10 +120,7 @@ class FittedGate(Gate):
 
     @property
     def scoring(self) -> str:
-        """Fingerprint of everything that determines the scores of the gate, but not of its threshold.
-
-        Two gates with the same fingerprint give every question the same score.
-        """
+        """Fingerprint of everything behind the scores of the gate. The threshold is not included."""
         fields = {key: self.artifact.manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
 
@@ -139,11 +134,7 @@ class FittedGate(Gate):
         return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-        """Compute how far each question is from the training questions; above 1 is farther than 99 % of them.
-
-        Gates of older versions store no training questions to compare with, so that all distances are None. They are
-        also None if a question has no text.
-        """
+        """Compute how far each question is from the training questions, or None if unknown. Above 1 is unusual."""
         source = self.artifact.manifest.get("distance")
         if source is None or not questions or any(not question.text for question in questions):
             return [None for _ in questions]
@@ -175,10 +166,7 @@ class FittedGate(Gate):
         return self.score_with_raw(questions, readings).needs
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Return the need for retrieval of each question, and the raw score of the classifier behind it.
-
-        The need is the calibrated score. With the verdict 'own', the gate decides by the raw score, so both are equal.
-        """
+        """Return the need for retrieval of each question, and the raw score. With the verdict 'own', both are equal."""
         raw = self.raw_scores(questions, readings)
         needs = raw if self.verdict == "own" else self.calibrate(raw)
         return GateScores(needs, raw)
@@ -191,7 +179,7 @@ class FittedGate(Gate):
 
 @dataclass(frozen=True)
 class EmbedderOptions:
-    """The entries of `gate.json` that identify the embedding model of a gate: its name and its fingerprint."""
+    """Name and fingerprint of a gate's embedding model in `gate.json`."""
 
     embedder: str
     embedder_fingerprint: str
@@ -233,7 +221,7 @@ def summarize_gate(path: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") -> str:
-    """Render an HTML table of a gate's facts, followed by its ROC curve if the folder has one."""
+    """Render an HTML table of a gate's facts, with its ROC curve if available."""
     file = path / CURVE_FILE
     svg = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     chart = embed_svg(svg, "ROC curve on the test split") if svg else ""
@@ -282,9 +270,9 @@ def describe_retrieval_rule(threshold: float) -> str:
 
 
 def _get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
-    """Return the folder of a fitted gate and what it decides by (verdict); None for gates that are not fitted.
+    """Return the folder and verdict of a fitted gate, or None for other gates.
 
-    The gate may be given as an object or as a spec, such as 'my-gate' or 'my-gate,verdict=own'.
+    Example of a spec: 'my-gate,verdict=own'.
     """
     if isinstance(gate, str):
         return gate_folder.parse_fitted_spec(gate)
@@ -294,7 +282,7 @@ def _get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
 
 
 def get_gate_name(gate: str | Gate) -> str:
-    """Return the name of a gate in tables: its folder name if it is fitted, else its spec or name."""
+    """Return the name of a gate for tables. Fitted gates are named by their folder."""
     spec = _get_fitted_spec(gate)
     if spec is None:
         return gate if isinstance(gate, str) else gate.name
@@ -302,11 +290,7 @@ def get_gate_name(gate: str | Gate) -> str:
 
 
 def has_judge(gate: str | Gate) -> bool:
-    """Return whether a gate, or an arbiter given by name, runs a fine-tuned judge model.
-
-    The manifest of a fitted gate says what kind of gate it is. Other gates and arbiters are recognized by their name,
-    such as 'kbm' or 'lora:...'.
-    """
+    """Return whether a gate or arbiter runs a fine-tuned judge model."""
     name = get_gate_name(gate)
     folder = get_gate_folder(gate)
     if folder is not None:
@@ -319,7 +303,7 @@ def has_judge(gate: str | Gate) -> bool:
 
 
 def get_gate_folder(gate: str | Gate) -> str | None:
-    """Return the folder of a fitted gate; None for gates that are not fitted."""
+    """Return the folder of a fitted gate, or None for other gates."""
     spec = _get_fitted_spec(gate)
     return None if spec is None else spec.folder
 

@@ -34,7 +34,7 @@ MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at 
 
 @dataclass(frozen=True)
 class FusionProbe:
-    """A classifier of one hidden state, whose output is an input of the fusion.
+    """A classifier of one hidden state. Its output is an input of the fusion.
 
     Attributes:
         name: Name of the probe; the names of its tensors start with it.
@@ -73,7 +73,7 @@ class FusionOptions:
 
     @property
     def classifiers(self) -> list[str]:
-        """Names of the linear classifiers whose outputs are inputs of the logistic regression."""
+        """Names of the linear classifiers that feed the logistic regression."""
         names = [probe.name for probe in self.probes]
         if self.embedder:
             names.append(TEXT_SIGNAL)
@@ -89,13 +89,13 @@ class FusionOptions:
 
 @dataclass(frozen=True)
 class FusionGate(FittedGate):
-    """Combines token statistics, hidden-state probes, samples and self-assessment in a logistic regression.
+    """Combines many signals of the LLM in a logistic regression.
 
-    The label run that it was fitted on determines which of these signals it uses; `gate.json` lists them. If it was
-    fitted on the target `gain`, it has two regressions: P(right with passages) and P(right from memory). The need is
+    The signals are token statistics, hidden states, samples and self-assessment. `gate.json` lists the signals in use.
+    With the target `gain`, there are two regressions: P(right with passages) and P(right from memory). The need is
     their difference, mapped from [-1, 1] to [0, 1].
 
-    Needs: the signals that it was fitted with. Cost per question: the cost of its most expensive signal.
+    Needs: the signals of its label run. Cost per question: the cost of its most expensive signal.
     Reference: ours.
 
     Example:
@@ -122,10 +122,7 @@ class FusionGate(FittedGate):
 
     @property
     def request(self) -> SignalRequest:
-        """The signals that the gate was fitted with, plus token entropies if it reads them from a server.
-
-        Servers return entropies only on request.
-        """
+        """The signals read by the gate. Servers return token entropies only on request."""
         needs_entropies = isinstance(self.llm, ServedModel) and "entropy" in self.artifact.options["features"]
         return replace(super().request, entropies=True) if needs_entropies else super().request
 
@@ -135,17 +132,16 @@ class FusionGate(FittedGate):
 
     @property
     def _head_prefixes(self) -> list[str]:
-        """How the tensor names of each logistic regression (head) start.
+        """Start of the tensor names of each logistic regression.
 
-        A gate with a single regression has one empty prefix. A gate with two has 'closed.' and 'open.'.
+        This is '' for one regression, else 'closed.' and 'open.'.
         """
         return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval of each question.
 
-        A gate with a single logistic regression returns its output. A gate with two, for answers without passages
-        (closed) and with passages (open), computes the need from the difference of their predictions.
+        Two regressions (without and with passages) are compared.
         """
         predictions = self._predict(questions, readings)
         if len(predictions) == 1:
@@ -154,10 +150,9 @@ class FusionGate(FittedGate):
         return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
-        """Compute the probabilities that each logistic regression predicts, one for each question.
+        """Return the predictions of each logistic regression.
 
-        If the gate has one regression, it predicts whether retrieval is needed. If the gate has two, the first predicts
-        whether the answer without passages is wrong. The second does so for the answer with passages.
+        Two regressions predict wrong answers without and with passages.
         """
         predictions = []
         for prefix, signals in zip(self._head_prefixes, self.compute_signals(questions, readings), strict=True):
@@ -165,10 +160,9 @@ class FusionGate(FittedGate):
         return predictions
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Compute the inputs of each logistic regression of the gate, as a matrix with one row per question.
+        """Compute the inputs of each logistic regression, one row per question.
 
-        The columns are the features, then the logit of each probe (a classifier of a hidden state), then the logits of
-        the classifiers of texts, if the gate has them. Each regression has classifiers of its own.
+        Probes and text classifiers add their logits as columns.
         """
         options, tensors = self.artifact.options, self.artifact.tensors
         readings = [add_self_assessment(reading, self.name) for reading in readings]
@@ -190,11 +184,7 @@ class FusionGate(FittedGate):
         return signals
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Explain each score by the signals that contributed most for and against retrieval.
-
-        A gate with two regressions names the probabilities that they predict instead. Explanations are empty if the
-        gate embeds texts or if its classifier is not linear.
-        """
+        """Explain each score by the strongest signals for and against retrieval. '' means no explanation."""
         options = self.artifact.options
         if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
             return ["" for _ in questions]
@@ -208,7 +198,7 @@ class FusionGate(FittedGate):
         return [describe_signals(names, *row) for row in zip(signals, contributions, strict=True)]
 
     def _explain_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Say how probably each question is answered right without and with passages, as two regressions predict."""
+        """Say how probably each question is answered right without and with passages."""
         explanations = []
         for closed_wrong, open_wrong in zip(*self._predict(questions, readings), strict=True):
             explanations.append(
@@ -226,15 +216,11 @@ class FusionGate(FittedGate):
 class StackGate(FusionGate):
     """Combines all signals of one LLM pass and the scores of judges in a logistic regression.
 
-    A judge is a small fine-tuned model that reads the question and the LLM's draft. It makes other mistakes than
-    classifiers of hidden states, so together they rank questions better than each alone. Each judge is stored in a
-    sub-folder of the gate.
+    A judge is a small fine-tuned model. It reads the question and the draft, and makes other mistakes than hidden
+    states. Each judge is stored in a sub-folder of the gate.
 
-    A judge may be an ensemble of several models. On questions that a model was trained on, its scores look better than
-    they are. So when the regression is fitted, such a question is scored only by the other models of the ensemble.
-
-    Needs: the signals that it was fitted with, and a draft. Cost per question: that of its most expensive signal, and
-    one prefill of 70 tokens for each judge.
+    Needs: the signals of its label run, and a draft. Cost per question: its most expensive signal, plus 70 tokens read
+    by each judge.
     Reference: ours.
 
     Example:
@@ -243,10 +229,7 @@ class StackGate(FusionGate):
 
     @functools.cached_property
     def judges(self) -> list[FittedGate]:
-        """The judges, loaded on first use and bound to the LLM of this gate.
-
-        With `plug_in`, the LLM may differ from the one that the gate was fitted on.
-        """
+        """The judges of the gate, loaded on first use."""
         judges = []
         for number in range(int(self.artifact.options["judges"])):
             judge = load_fitted_gate(str(self.artifact.path / name_judge(number)), plug_in=self.plug_in)
@@ -257,17 +240,16 @@ class StackGate(FusionGate):
 
     @property
     def request(self) -> SignalRequest:
-        """The signals of the fusion and those of the judges, in one request."""
+        """The signals of the fusion and of the judges, in one request."""
         request = super().request
         for judge in self.judges:
             request |= judge.request
         return request
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Compute the inputs of the gate's logistic regressions, one row per question.
+        """Compute the inputs of the logistic regressions, one row per question.
 
-        The first columns are what `FusionGate` reads of the LLM, such as token probabilities. The last columns are the
-        log-odds of the scores that the fine-tuned judges give.
+        The last columns are the log-odds of the judges.
         """
         readings = [add_self_assessment(reading, self.name) for reading in readings]
         scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
@@ -318,10 +300,7 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:
-    """Add to the signals of a reading how the LLM answered the question whether it knows the answer.
-
-    The reading is returned unchanged if the gate (given by its name) did not ask the LLM.
-    """
+    """Add the LLM's self-assessment to the signals of a reading. It says whether the LLM knows the answer."""
     if gate not in reading.labels:
         return reading
     assessment = self_assessment_logit(reading.labels[gate])

@@ -40,12 +40,12 @@ class ProbeOptions:
 
 @dataclass(frozen=True)
 class ProbeGate(FittedGate):
-    """Predicts from one hidden state of the LLM whether retrieval is needed, with a small neural network.
+    """Predicts with a small neural network from one hidden state whether to retrieve.
 
     The state is read before the answer or after the draft.
 
-    Needs: hidden. Cost per question: less than 1 % of the LLM's pass. If the state is read before the answer, a
-    retrieved question costs half a prefill in addition.
+    Needs: hidden. Cost per question: less than 1 % of the LLM's pass. Reading before the answer adds half a prefill for
+    retrieved questions.
     Reference: Jin et al. (CBDR), section 3.1.
 
     Example:
@@ -67,7 +67,7 @@ class ProbeGate(FittedGate):
 
 @dataclass(frozen=True)
 class HeadProbabilities:
-    """The probabilities that the four classifiers (heads) of UAR predict, one value per question.
+    """Predictions of the four classifiers (heads) of UAR, one value per question.
 
     Attributes:
         intent: The user asks for sources.
@@ -99,20 +99,17 @@ class UarOptions:
 
 @dataclass(frozen=True)
 class UarGate(FittedGate):
-    """Combines four linear classifiers (heads) of one hidden state in a decision tree, as UAR does.
+    """Combines four linear classifiers (heads) of one hidden state in a decision tree.
 
-    The heads predict whether the user asks for sources (intent), whether the question needs knowledge, whether the
-    answer changes with time, and whether the LLM does not know it (self).
+    Each head answers a question. Does the user ask for sources (intent)? Is knowledge needed? Does the answer change
+    with time? Does the LLM not know it (self)?
 
-    `tree='hard'` is the tree of the paper. The need for retrieval is 1 if the user asks for sources. Otherwise it is 0
-    if no knowledge is needed, 1 if the answer changes with time, and else the probability that the LLM does not know.
-    `tree='soft'`, the default, is the probability of reaching "retrieve" if each branch is taken with the probability
-    of its head. It takes values between 0 and 1, so that one threshold controls the whole tree.
-
-    The first three heads are calibrated on a labeled set of questions, the last one on the label run.
+    `tree='hard'` is the tree of the paper. Intent retrieves. Without need for knowledge, retrieval is skipped. Answers
+    that change with time retrieve. For all others, the need is the head 'self'. `tree='soft'`, the default, takes each
+    branch with the probability of its head. So one threshold controls the whole tree.
 
     Needs: hidden. Cost per question: less than 1 % of the LLM's pass. A retrieved question costs one prefill more.
-    Reference: Cheng et al. 2024 (UAR); the heads are trained differently, see `knowgate.training.uar`.
+    Reference: Cheng et al. 2024 (UAR). The heads are trained differently, see `knowgate.training.uar`.
 
     Example:
         >>> gate = UarGate.load("my-uar")  # doctest: +SKIP
@@ -130,9 +127,9 @@ class UarGate(FittedGate):
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated probability that the LLM does not know the answer to each question.
+        """Compute the uncalibrated probability of not knowing the answer.
 
-        It comes from one of the gate's four classifiers (heads), 'self'. `score` combines it with the other three.
+        This is one of four classifiers. `score` combines all four.
         """
         return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
@@ -143,7 +140,7 @@ class UarGate(FittedGate):
         return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval of each question with the decision tree over the four heads."""
+        """Compute the need for retrieval with a decision tree over the four heads."""
         if not questions:
             return []
         apply_tree = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
@@ -171,10 +168,7 @@ class UarGate(FittedGate):
 
 
 def _require_scales(tensors: networks.TensorValidator, width: int) -> None:
-    """Check the tensors that standardize hidden states before the classifiers (heads) of UAR read them.
-
-    Each head has a mean and a scale. Older folders have a single number 'size' instead.
-    """
+    """Check the tensors for standardizing hidden states. Older folders have a single number 'size' instead."""
     if "size" in tensors:
         tensors.require("size", 1, positive=True)
         return
@@ -201,10 +195,9 @@ def apply_heads(
 
 
 def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
-    """Compute the need for retrieval of each question with the decision tree of the UAR paper.
+    """Compute the need for retrieval with the decision tree of the UAR paper.
 
-    Retrieve if the user asks for sources (intent). Otherwise skip if no knowledge is needed, and retrieve if the answer
-    changes with time. Else, the need is the probability that the LLM does not know the answer.
+    Example: `time` is high for changing answers.
     """
     after_time = np.where(heads.time > 0.5, 1.0, heads.self_)
     after_knowledge = np.where(heads.knowledge > 0.5, after_time, 0.0)
@@ -212,21 +205,16 @@ def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
 
 
 def apply_soft_tree(heads: HeadProbabilities) -> FloatArray:
-    """Compute the need for retrieval of each question as the probability of reaching "retrieve" in UAR's decision tree.
+    """Compute the probability of reaching "retrieve" in the UAR decision tree.
 
-    Each branch is taken with the probability that its classifier predicts. This gives i + (1 - i) k (t + (1 - t) s) for
-    the probabilities i (intent), k (knowledge), t (time) and s (self).
+    Each branch is taken with the probability of its classifier.
     """
     after_time = heads.time + (1 - heads.time) * heads.self_
     return heads.intent + (1 - heads.intent) * heads.knowledge * after_time
 
 
 def apply_head(tensors: Tensors, name: str, states: Vector) -> FloatArray:
-    """Compute the probability that one head predicts: sigmoid(w . (state - mean) / scale), without a bias.
-
-    Older folders have no mean and scale per head. Their states are divided by 'size', the root mean square of the
-    training states.
-    """
+    """Compute the probability predicted by one head: sigmoid(w . (state - mean) / scale)."""
     weight = tensors[f"{name}.weight"].astype(np.float64)
     networks.check_feature_width(states, len(weight))
     if f"{name}.mean" in tensors:

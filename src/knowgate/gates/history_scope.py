@@ -25,7 +25,7 @@ def open_history_store(history: str | HistoryStore, embedder: str | None = None)
 def bind_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> HistoryScope:
-    """Return the scope that selects the logged questions of a model, its prompts and a tenant (customer).
+    """Return the scope of a model's logged questions, by prompts and tenant (customer).
 
     Args:
         history: Path or address of the log, or an open store.

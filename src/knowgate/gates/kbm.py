@@ -35,8 +35,8 @@ SUFFICIENT_CONFIDENCE = 0.5
 class KbmOptions(JudgeOptions):
     """Options of a KBM judge in `gate.json`.
 
-    The judge answers with JSON: 'mastery' is whether the LLM's sampled answers are right, 'certainty' whether they
-    agree. `head` is the field that the gate reads.
+    `head` is the field read from the judge's JSON answer. 'mastery': sampled answers are right. 'certainty': sampled
+    answers agree.
     """
 
     head: Literal["mastery", "certainty"]
@@ -44,20 +44,18 @@ class KbmOptions(JudgeOptions):
 
 @dataclass(frozen=True)
 class KbmGate(FittedGate):
-    """Asks a fine-tuned judge model, which sees only the question, whether the LLM masters it or is certain about it.
+    """Asks a fine-tuned judge model about the LLM. The judge sees only the question.
 
-    Mastery is the share of the LLM's sampled answers that are right, certainty how far they agree. In training, the
-    judge learns whether this value is at least tau. It answers in JSON with True or False, and the uncalibrated need
-    for retrieval is 1 - P(True) / (P(True) + P(False)). The calibrated need is the probability that the LLM's answer is
-    wrong, so that thresholds are comparable between gates. The spec `DIR,verdict=own` decides as the paper does, by the
-    more probable label.
+    The judge predicts mastery or certainty. Mastery is the share of right sampled answers. Certainty is their
+    agreement. The judge answers True or False, and the uncalibrated need is 1 - P(True) / (P(True) + P(False)). The
+    calibrated need is the probability of a wrong answer. With the spec `DIR,verdict=own`, the more probable label
+    decides, like in the paper.
 
-    A judge that was trained with passages can also filter them after retrieval. It drops passages only if it expects the
-    LLM to do worse with them than without. The spec `DIR,verdict=own` filters as the paper does: it drops the passages of
-    questions that it expects the LLM to answer wrong even with them, which costs right answers where the LLM knows
-    little.
+    A judge trained with passages can also filter passages. It drops passages that make a right answer less likely. With
+    `DIR,verdict=own`, it drops the passages of questions that look wrong even with them. This is the paper's rule. It
+    costs right answers where the LLM knows little.
 
-    Needs: nothing of the LLM. Cost per question: one prefill of the judge (90 tokens) for mastery, two for certainty.
+    Needs: nothing of the LLM. Cost per question: the judge reads 90 tokens once for mastery, twice for certainty.
     Reference: Zhang et al. (KBM), sections 4, 5.3 and 5.4, Figure 14.
 
     Example:
@@ -65,7 +63,7 @@ class KbmGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
+        """Raise BadInput if the options or tensors of the gate are wrong."""
         read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.reject_others()
 
@@ -85,7 +83,7 @@ class KbmGate(FittedGate):
 
     @property
     def passage_filter(self) -> Self:
-        """The object that drops useless passages after retrieval. It is this gate, which has the method `are_useful`.
+        """The filter for useless passages. It is this gate, by its method `are_useful`.
 
         Raises:
             BadSetting: The judge, the model that the gate asks, was trained without passages, so it cannot filter them.
@@ -94,10 +92,9 @@ class KbmGate(FittedGate):
         return self
 
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
-        """Return whether the passages of each question are worth keeping; False for questions without passages.
+        """Return whether the passages of each question are worth keeping.
 
-        Passages are kept if the judge's confidence, P(True), is at least as high with them as without them. If the gate
-        decides by its raw score (verdict 'own'), they are kept if P(True) is at least 0.5.
+        By default, the judge's P(True) must not fall with them.
 
         Raises:
             BadSetting: The judge was trained without passages.
@@ -118,10 +115,7 @@ class KbmGate(FittedGate):
         return is_useful.tolist()
 
     def _check_passage_training(self) -> None:
-        """Raise BadSetting if the judge was trained without passages.
-
-        Folders of older versions do not record this, so no error is raised for them.
-        """
+        """Raise BadSetting if the judge was trained without passages. Older folders do not record this, and pass."""
         if not self.artifact.options.get(PASSAGE_EXAMPLES, 1):
             raise BadSetting(
                 f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot filter them. Label "
@@ -130,10 +124,9 @@ class KbmGate(FittedGate):
 
 
 def compute_kbm_confidence(judge: CausalJudge, head: str, prompts: Sequence[str]) -> FloatArray:
-    """Return how probably the judge answers True rather than False, for each prompt.
+    """Return for each prompt how probably the judge says True.
 
-    The judge answers in JSON with two fields, such as {"mastery": "True", "certainty": "False"}. `head` says which
-    one is read. To read 'certainty', the more probable label of 'mastery' is written before it.
+    `head` is the JSON field to read, 'mastery' or 'certainty'.
     """
     mastery = judge.predict_known([judge.encode(prompt, MASTERY_START) for prompt in prompts])
     if head == "mastery":
@@ -145,9 +138,7 @@ def compute_kbm_confidence(judge: CausalJudge, head: str, prompts: Sequence[str]
 
 
 def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPromptTokens:
-    """Tokenize a prompt and the start of the judge's JSON answer: {"mastery": "True", "certainty": "
-
-    The result also has the positions at which the labels of mastery and certainty are predicted.
+    """Tokenize a prompt and the start of the judge's JSON answer. The start is: {"mastery": "True", "certainty":
 
     Args:
         judge: The judge, whose tokenizer is used.
@@ -158,10 +149,7 @@ def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPro
 
 
 def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], max_tokens: int) -> str:
-    """Build a prompt with as many passages as fit into `max_tokens`.
-
-    Passages are dropped from the end. If a single passage is left and still too long, its text is halved until it fits.
-    """
+    """Build a prompt with as many passages as fit. Of a single long passage, only the start is kept."""
     limit = min(max_tokens, judge.model.context_window - 1)
     remaining = list(passages)
     while remaining and _count_tokens(judge, build_kbm_prompt(question, remaining)) > limit:
@@ -172,9 +160,6 @@ def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence
 
 
 def _count_tokens(judge: CausalJudge, prompt: str) -> int:
-    """Count the tokens of a prompt and of the start of the judge's answer: {"mastery": "False", "certainty": "
-
-    False, the second label, is the longer one.
-    """
+    """Count the tokens of a prompt and the start of the judge's JSON answer."""
     answer = judge.model.tokenize(MASTERY_START + KBM_LABELS[1] + CERTAINTY_START)
     return len(judge.model.tokenize(judge.model.render(prompt), special=True)) + len(answer)

@@ -34,12 +34,12 @@ STATISTIC_LABELS = {
 class LogprobGate(Gate):
     """Retrieves if the tokens of the LLM's draft answer are improbable.
 
-    The need for retrieval is 1 - p, where `statistic` says what p is: 'first' is the probability of the first token,
-    'mean' the geometric mean of all token probabilities, 'min' the lowest one, 'entropy' exp(-mean token entropy), and
-    'margin' the mean of p(first choice) - p(second choice). `draft_tokens` is the maximum length of the draft.
+    The need for retrieval is 1 - p, and `statistic` defines p. 'first' is the probability of the first token. 'mean' is
+    the geometric mean of all token probabilities, and 'min' is the lowest one. 'entropy' is exp(-mean token entropy).
+    'margin' is the mean of p(first choice) - p(second choice). `draft_tokens` is the maximum length of the draft.
 
-    'first' is the default gate until you fit one. On 300 TriviaQA questions with the embedded model its AUROC is .65,
-    against .61 for 'mean', because small models are confident about the end of any sentence.
+    'first' is the default. On 300 TriviaQA questions with the embedded model, its AUROC is .65, and .61 for
+    'mean'.
 
     Needs: logprobs. Cost per question: nothing when skipping, because the draft is the start of the answer. When
     retrieving, the drafted tokens (one for 'first') are wasted.
@@ -67,26 +67,24 @@ class LogprobGate(Gate):
         return SignalRequest(draft_tokens=draft_tokens, entropies=self.statistic == "entropy")
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval: 1 - a statistic of the draft's token probabilities, such as their mean."""
+        """Compute the need for retrieval: 1 - a statistic of the draft's token probabilities."""
         compute, draft_tokens = STATISTICS[self.statistic], self.request.draft_tokens
         return [confidence.draft_need(reading.draft, compute, draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """State the value of the statistic. The draft itself is not quoted, because reasons are logged and sent."""
+        """State the value of the statistic. The draft is not quoted, because reasons are logged."""
         sentence = STATISTIC_LABELS[self.statistic]
         return [sentence.format(f"{100 * (1 - need):.0f} %") for need in self.score(questions, readings)]
 
 
 @dataclass(frozen=True)
 class FlareGate(Gate):
-    """Retrieves if any token of the LLM's draft answer has a probability below `theta`, as FLARE does.
+    """Retrieves if any token of the draft answer has a probability below `theta`.
 
-    The need for retrieval is 1 - the probability of the least probable token. `draft_tokens` is the maximum length of
-    the draft.
+    The need for retrieval is 1 - the smallest token probability. `draft_tokens` is the maximum length of the draft.
 
-    Needs: logprobs. Cost per question: nothing when skipping; the drafted tokens when retrieving.
-    Reference: Jiang et al. 2023, section 3.2. FLARE decides for every sentence; this gate reads one draft, because
-    short answers are one sentence.
+    Needs: logprobs. Cost per question: nothing when skipping, the drafted tokens when retrieving.
+    Reference: Jiang et al. 2023, section 3.2. FLARE decides for every sentence. This gate reads one draft.
 
     Example:
         >>> FlareGate(theta=0.4).threshold
@@ -111,10 +109,7 @@ class FlareGate(Gate):
 
     @property
     def threshold(self) -> float:
-        """The need for retrieval above which the gate retrieves.
-
-        The need is 1 - the smallest token probability, so that it is above 1 - theta if that is below `theta`.
-        """
+        """The gate retrieves above this need. The need is 1 - the smallest token probability."""
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

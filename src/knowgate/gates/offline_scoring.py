@@ -38,7 +38,7 @@ LABEL_OPTIONS = {Signal.HIDDEN: "layers=mid,late,last", Signal.SAMPLES: "samples
 
 @dataclass(frozen=True)
 class TableScores:
-    """The scores of a gate for every row of a label table, and the cost of its decisions.
+    """Scores of a gate for every row of a label table, and their cost.
 
     Attributes:
         name: Name of the gate in tables.
@@ -69,7 +69,7 @@ class TableScores:
 
 @dataclass(frozen=True)
 class RunModelIdentity:
-    """Name and fingerprint of the LLM that wrote a label run. Its number of layers is not recorded, so `depth` is 0."""
+    """Name and fingerprint of a label run's LLM. `depth` is 0, because the number of layers is unknown."""
 
     name: str
     fingerprint: str
@@ -82,7 +82,7 @@ class RunModelIdentity:
 
 
 def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
-    """Return a copy of the gate that decides for the LLM of a label table. Error messages call the gate `spec`.
+    """Return a copy of the gate for the LLM of a label table. Error messages call the gate `spec`.
 
     Raises:
         UnsupportedSignal: The table lacks a signal that the gate needs.
@@ -105,10 +105,7 @@ def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
 
 
 def _make_prompt_error(table: LabelTable, spec: str) -> UnsupportedSignal:
-    """Build the error for a gate that asks the LLM a question of its own, such as 'Do you know the answer?'.
-
-    The reply is not recorded in the label run. The message says how to run the gate with the LLM instead.
-    """
+    """Build the error for a gate with its own prompt. Label runs lack the LLM's reply to such a prompt."""
     data, model = suggest_data_and_model(table.settings)
     return UnsupportedSignal(
         f"gate '{spec}' sends the LLM a prompt of its own, which the label run does not contain. Run the gate with the "
@@ -118,9 +115,9 @@ def _make_prompt_error(table: LabelTable, spec: str) -> UnsupportedSignal:
 
 
 def find_signals(table: LabelTable) -> frozenset[Signal]:
-    """Return the signals of the LLM that a label table contains, such as drafts or hidden states.
+    """Return the signals in a label table, such as drafts or hidden states.
 
-    Most signals are in all rows or in none, so only the first row is checked for them.
+    Most are looked up in the first row only.
     """
     reading = table.readings[0]
     # The gate `seakr` needs samples and their hidden states, or the uncertainty that it computes from them.
@@ -136,10 +133,7 @@ def find_signals(table: LabelTable) -> frozenset[Signal]:
 
 
 def list_scorable_gates(table: LabelTable) -> list[str]:
-    """List the gates that can be evaluated on a label table without running the LLM and without fitting a gate.
-
-    These are the gates whose scores the table records, and those that can be scored on its signals.
-    """
+    """List the gates that a label table can evaluate without running the LLM."""
     signals, gates = find_signals(table), list(table.recorded_needs)
     if Signal.LOGPROBS in signals:
         # Some statistics are missing in rows of a server that lists only the most probable tokens.
@@ -158,7 +152,7 @@ def list_scorable_gates(table: LabelTable) -> list[str]:
 
 @dataclass
 class _GateScorer:
-    """Collects the scores of a gate on a label table, chunk by chunk, because not all rows fit into memory.
+    """Collects the scores of a gate on a label table, chunk by chunk.
 
     Attributes:
         name: What result tables call the gate.
@@ -219,10 +213,7 @@ class _GateScorer:
 
 
 def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
-    """Score several gates on a label table, in one pass over its rows.
-
-    Scores that are recorded in the label run are returned as they are. Gates that are listed twice are scored once, and
-    so are fitted gates that differ only in their threshold.
+    """Score several gates on a label table. Recorded scores are reused.
 
     Args:
         table: The label table.
@@ -252,10 +243,7 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
 
 
 def _run_scorers(table: LabelTable, scorers: Mapping[str | int, _GateScorer]) -> dict[str | int, TableScores]:
-    """Score several gates in one pass over the rows of a label table, and return the scores by the keys of `scorers`.
-
-    Fitted gates with the same fingerprint (`scoring`) have the same scores, so only the first of them runs.
-    """
+    """Score several gates in one pass over a label table. Gates that differ only in their threshold run once."""
     first_scorers: dict[str, _GateScorer] = {}  # by the fingerprint of the gate; by its key if it has none
     for key, scorer in scorers.items():
         first_scorers.setdefault(scorer.scoring or str(key), scorer)
@@ -275,7 +263,7 @@ def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) ->
 
 
 def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> bool:
-    """Return whether a gate can be scored on a label table without running the LLM."""
+    """Return whether a label table can score a gate without running the LLM."""
     if _find_recorded(table, gate) is not None:
         return True
     try:
@@ -286,7 +274,7 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 
 
 def _make_scorer(table: LabelTable, gate: str | Gate, plug_in: bool) -> _GateScorer:
-    """Load a gate and prepare it to be scored on a label table. `plug_in` accepts one that was fitted on another LLM.
+    """Load a gate for scoring a label table. `plug_in` accepts gates fitted on another LLM.
 
     Raises:
         BadSetting: The gate was fitted on questions of the table.
@@ -300,10 +288,7 @@ def _make_scorer(table: LabelTable, gate: str | Gate, plug_in: bool) -> _GateSco
 
 
 def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
-    """Load a gate from its spec; return a gate object as it is.
-
-    If the name is unknown, the error also lists the gates whose scores the table records.
-    """
+    """Load a gate from its spec, or return a gate object unchanged."""
     if not isinstance(gate, str):
         return gate
     try:
@@ -315,7 +300,7 @@ def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
 
 
 def number_duplicates(names: Sequence[str]) -> list[str]:
-    """Append a number to names that occurred before: a, a, b -> a, a (2), b."""
+    """Append a number to repeated names. Example: a, a, b becomes a, a (2), b."""
     numbered = []
     for position, name in enumerate(names):
         n_before = names[:position].count(name)
@@ -327,10 +312,9 @@ def number_duplicates(names: Sequence[str]) -> list[str]:
 
 
 def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
-    """Return the scores that a label table records for a gate. Returns None if there are none.
+    """Return the recorded scores of a gate, or None.
 
-    Scores are recorded by the name of the gate. If the gate is given as a folder, its fingerprint (`scoring`) must be
-    the same as well, because another gate may have had this name.
+    A folder must have the same fingerprint (`scoring`) as recorded.
     """
     if not isinstance(gate, str):
         return None
@@ -343,9 +327,7 @@ def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
 
 
 def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
-    """Return the scores that a label run records for a gate.
-
-    `gate` is the name under which they are recorded, or the folder of the gate. The threshold of the folder is used.
+    """Return the recorded scores of a gate. `gate` is its recorded name, or its folder.
 
     Raises:
         BadSetting: Some questions have no recorded score.
@@ -375,17 +357,14 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
 
 
 def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
-    """Write the scores of gates into the label runs of a table, so that later evaluations can reuse them."""
+    """Write the scores of gates into the label runs of a table."""
     for run in table.split_by_run():  # `numbers` are the rows of the table that belong to the run
         ids = {number: table.rows[number].id for number in run.numbers.tolist()}
         write_needs(run.path, [_to_record(item, ids) for item in scores])
 
 
 def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
-    """Convert the scores of a gate on a whole table to the record that is stored in one label run.
-
-    `ids` are the ids of the questions that belong to this run, by row of the table.
-    """
+    """Convert a gate's scores to the record of one label run. `ids` maps table rows to the run's question ids."""
     needs = {question_id: float(scores.needs[row]) for row, question_id in ids.items()}
     raw = {} if scores.raw is None else {question_id: float(scores.raw[row]) for row, question_id in ids.items()}
     return RecordedNeeds(
@@ -397,7 +376,7 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
 
 
 def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
-    """Raise BadSetting if the gate or arbiter (`kind`) in a folder was fitted on questions of the table."""
+    """Raise BadSetting if a gate or arbiter was fitted on questions of the table."""
     n_seen = int(mark_seen_rows(table, folder).sum())
     if n_seen:
         raise BadSetting(
@@ -408,9 +387,7 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
 
 
 def mark_seen_rows(table: LabelTable, *folders: str | Path | None) -> BoolArray:
-    """Return for each row whether one of several gates or arbiters was fitted on its question.
-
-    Questions match if they are equal, or differ only in spelling (`loose_fingerprints`).
+    """Return for each row whether a gate or arbiter was fitted on its question.
 
     Args:
         table: The label table.
@@ -428,9 +405,7 @@ def mark_seen_rows(table: LabelTable, *folders: str | Path | None) -> BoolArray:
 
 
 def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str | None) -> LabelTable:
-    """Return the table without questions that any of these gates was fitted on, for which it would look too good.
-
-    The number of removed rows is stored in `left_out`. BadInput is raised if no row is left.
+    """Remove the training questions of gates from a table. Gates look too good on their own training questions.
 
     Args:
         table: The label table.

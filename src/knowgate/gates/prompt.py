@@ -17,14 +17,13 @@ from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, 
 
 @dataclass(frozen=True)
 class ToolGate(Gate):
-    """Retrieves if the LLM calls a search tool that it is offered.
+    """Offers the LLM a search tool, and retrieves if the LLM calls the tool.
 
-    Local models are asked with the tools of their chat template; the need for retrieval is the probability that the
-    answer begins with a tool call. OpenAI-compatible servers are sent the field `tools`; the need is 1 if the response
-    contains a call, otherwise 0. LLMs whose template or server has no tools are rejected.
+    For local models, the need is the probability of a tool call. For servers, the need is 1 after a tool call,
+    otherwise 0. LLMs without tools are rejected.
 
-    Needs: tools. Cost per question: one prefill of about 200 tokens; on a server one LLM call.
-    Reference: Schick et al. 2023 (Toolformer); the default of agent frameworks.
+    Needs: tools. Cost per question: one prefill of about 200 tokens. On a server, one LLM call.
+    Reference: Schick et al. 2023 (Toolformer). This is the default of agent frameworks.
 
     Example:
         >>> ToolGate().score([Question("?")], [Reading(signals={"tool_call": 0.8})])
@@ -49,13 +48,13 @@ INSTRUCTION_TEMPLATE = "### Instruction:\n{query}\n\n### Response:\n"  # the tra
 
 @dataclass(frozen=True)
 class PromptGate(Gate):
-    """Asks the LLM whether it can answer the question, and retrieves if it denies that.
+    """Asks the LLM whether it can answer the question, and retrieves after a no.
 
-    The LLM answers a self-assessment prompt with one of two labels. The need for retrieval is
-    P(unknown label) / (P(known label) + P(unknown label)). `words` sets the labels, known first: 'true/false'.
+    The LLM answers with one of two labels. The need for retrieval is P(unknown label) / (P(known label) + P(unknown
+    label)). `words` sets the labels, known first: 'true/false'.
 
     Needs: labels. Cost per question: one prefill of about 120 tokens.
-    Reference: Kadavath et al. 2022; prompt of Lv et al. (DH-ICL), section 2.1.
+    Reference: Kadavath et al. 2022. The prompt is from Lv et al. (DH-ICL), section 2.1.
 
     Example:
         >>> PromptGate("yes/no").labels
@@ -75,9 +74,9 @@ class PromptGate(Gate):
 
     @property
     def recorded_signal(self) -> str:
-        """The signal in which label runs record how the LLM answers the prompt of this gate.
+        """The signal of label runs with the answer to this prompt.
 
-        It is empty for labels other than the default ones, because label runs do not record the answer to them.
+        Only answers with the default labels are recorded.
         """
         return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
 
@@ -91,10 +90,7 @@ class PromptGate(Gate):
         return [sigmoid(-self._get_known_logit(reading)) for reading in readings]  # the caller rejects NaN
 
     def _get_known_logit(self, reading: Reading) -> float:
-        """Return the log-odds that the LLM answers with the label for 'known'.
-
-        They come from the answer to this gate's prompt or, in label runs, from the recorded answer to the same prompt.
-        """
+        """Return the log-odds of the label for 'known'. Label runs have them as a recorded signal."""
         if self.name in reading.labels:
             return self_assessment_logit(reading.labels[self.name])
         return reading.signals[self.recorded_signal]
@@ -102,16 +98,13 @@ class PromptGate(Gate):
 
 @dataclass(frozen=True)
 class SelfragGate(Gate):
-    """Retrieves if an LLM that was trained with Self-RAG prefers its [Retrieval] token.
+    """Retrieves if a Self-RAG model prefers its [Retrieval] token.
 
     The need for retrieval is P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) at the start of the answer. LLMs
-    without these tokens are rejected. The LLM is asked in the training format of Self-RAG's models.
-
-    The formula is tested on a tiny untrained model with these tokens. Its quality was not measured, because no trained
-    model was available.
+    without these tokens are rejected. The quality of this gate was not measured, for lack of a trained model.
 
     Needs: labels. Cost per question: one prefill of the bare question.
-    Reference: Asai et al. 2024 (Self-RAG), section 3.3; threshold 0.2 of its section 4.3.
+    Reference: Asai et al. 2024 (Self-RAG), section 3.3. The threshold 0.2 is from its section 4.3.
 
     Example:
         >>> SelfragGate().labels
@@ -148,7 +141,7 @@ class SelfragGate(Gate):
 
 
 def _count_tokens(model: ModelIdentity, text: str) -> int:
-    """Count the tokens of a text. The result is 1 if neither the model nor its server can tokenize."""
+    """Count the tokens of a text. Without a tokenizer, the result is 1."""
     if isinstance(model, TokenizingModel):
         return len(model.tokenize(text))
     if isinstance(model, ServedModel):

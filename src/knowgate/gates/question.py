@@ -19,7 +19,7 @@ FREQUENCY_TENSOR = "frequencies"
 
 @dataclass(frozen=True)
 class QuestionOptions:
-    """Options of a `question` gate, which decides by the text of the question alone.
+    """Options of a `question` gate. It decides by the question alone.
 
     Attributes:
         frequencies: Whether the gate also reads how frequent the words of the question are in an index.
@@ -30,11 +30,11 @@ class QuestionOptions:
 
 @dataclass(frozen=True)
 class QuestionGate(FittedGate):
-    """Predicts from features of the question whether retrieval is needed, without any LLM call.
+    """Predicts from the text of the question whether to retrieve, without any LLM call.
 
-    A logistic regression reads the type of the question (who, when, how many, ...), its length, names, numbers and time
-    words, its popularity where the data gives it (`meta.popularity`), and, if it was fitted with an index, how frequent
-    the words are in that index. The word counts are stored with the gate, so the index is not needed to decide.
+    A logistic regression reads features such as question type, length, names and numbers. It also reads the popularity
+    of the question (`meta.popularity`), where given. Fitted with an index, it also reads how frequent the words are
+    there. The word counts are stored with the gate.
 
     Needs: nothing. Cost per question: no LLM call and no model, about 0.05 ms.
     Reference: Marina et al. 2025 (LLM-independent adaptive RAG, arXiv 2505.04253).
@@ -46,7 +46,7 @@ class QuestionGate(FittedGate):
     is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the options are wrong, or if a tensor is missing, unknown or of the wrong shape."""
+        """Raise BadInput if the options or tensors of the gate are wrong."""
         options = read_record(QuestionOptions, self.artifact.options, "options", ignore_unknown=True)
         width = len(question_text.QUESTION_FEATURES) + len(question_text.POPULARITY_FEATURES)
         if options.frequencies:
@@ -67,7 +67,7 @@ class QuestionGate(FittedGate):
 
 
 def describe_questions(questions: Sequence[Question], frequencies: Vector | None) -> Vector:
-    """Compute features of the texts of questions, such as type, length and popularity, one row per question.
+    """Compute features of questions, such as type and length, one row per question.
 
     Args:
         questions: The questions.

@@ -39,9 +39,9 @@ from knowgate.types import (
 
 @contextlib.contextmanager
 def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[None]:
-    """Convert exceptions raised in a plugin's code into a ModelError that names the plugin.
+    """Turn exceptions of a plugin into a ModelError with the plugin's name.
 
-    Errors of knowgate's own gates and arbiters, `KnowgateError` and `MemoryError` are raised unchanged.
+    Exceptions of knowgate itself stay unchanged.
 
     Args:
         plugin: The gate or arbiter that runs inside the `with` block.
@@ -66,7 +66,7 @@ def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[N
 
 
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-    """Return the need for retrieval that a gate computes for each question (0 = the LLM knows, 1 = retrieve).
+    """Return the need for retrieval of each question, from 0 (known) to 1 (retrieve).
 
     Raises:
         ModelError: The gate did not return one number in [0, 1] per question.
@@ -75,9 +75,9 @@ def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequenc
 
 
 def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-    """Return the need for retrieval of each question, from 0 (the LLM knows) to 1 (retrieve), after checking it.
+    """Return the checked needs of all questions, and their scores before calibration.
 
-    For fitted gates, the result also has the scores before calibration. For others, these raw scores are None.
+    Only fitted gates have the latter.
 
     Raises:
         ModelError: The gate did not return one number in [0, 1] per question.
@@ -101,7 +101,7 @@ def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence
 
 
 def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-    """Return how far each question is from the questions that the gate was trained on (above 1 is far).
+    """Return how far each question is from the training questions (above 1 is far).
 
     Returns:
         One distance per question; None if the gate cannot measure it.
@@ -122,7 +122,7 @@ def measure_distances(gate: Gate, questions: Sequence[Question], readings: Seque
 
 
 def check_count(gate: Gate, what: str, values: Sequence[object], questions: Sequence[Question]) -> None:
-    """Raise ModelError if a gate did not return one value per question; `what` names the values in the message."""
+    """Raise ModelError if a gate did not return one value per question. `what` describes the values."""
     if len(values) != len(questions):
         raise ModelError(
             f"gate '{gate.name}' returned {len(values)} {what} for {len(questions)} questions. It must return one per "
@@ -143,7 +143,7 @@ def copy_with_threshold(gate: Gate, threshold: float, name: str) -> Gate:
 
 
 def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
-    """Return a copy of a gate that is ready to decide for this model with these answer prompts.
+    """Return a copy of a gate for this model and these answer prompts.
 
     Raises:
         UnsupportedSignal: The model does not provide a signal that the gate needs.
@@ -159,10 +159,7 @@ def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
 
 
 def _bind_by_states(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> FittedGate:
-    """Return a copy of a fitted gate that decides for a server, if the server runs the weights it was fitted on.
-
-    `FittedGate.bind` would reject the server, because its fingerprint differs from that of its weights. So the hidden
-    states that it returns are compared with those that the gate stores.
+    """Return a copy of a fitted gate for a server. The server must return the same hidden states as in training.
 
     Raises:
         ArtifactError: The hidden states differ.
@@ -174,10 +171,9 @@ def _bind_by_states(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> F
 
 
 def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> bool:
-    """Return whether a server may run the same weights that a gate was fitted on, and hidden states can show this.
+    """Return whether comparing hidden states could show that a server runs the gate's LLM.
 
-    The fingerprint of a server always differs from that of the weights that it serves, so it proves nothing. If the
-    gate reads hidden states, they can be compared with stored ones.
+    Fingerprints of servers always differ.
     """
     if not isinstance(model, ServedModel) or gate.plug_in:
         return False
@@ -189,11 +185,7 @@ def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPromp
 def read_questions(
     model: Model, gates: Sequence[Gate], questions: Sequence[Question], prompts: AnswerPrompts
 ) -> list[Reading]:
-    """Run a model on questions and return all signals that these gates need, one reading per question.
-
-    The requests of all gates are merged, so that the model runs once over the questions without passages. It runs once
-    more for each gate that has prompts of its own.
-    """
+    """Run a model on questions, and return one reading per question. A reading has the signals for all gates."""
     _check_sample_layers(gates)
     if not questions:
         return []
@@ -215,7 +207,7 @@ def read_questions(
 
 
 def _read_tool_calls(model: Model, questions: Sequence[Question]) -> list[float]:
-    """Offer the model a search tool and return how probably it calls it for each question."""
+    """Offer the model a search tool. Return for each question how probably it is called."""
     if not isinstance(model, ToolCallingModel):
         raise UnsupportedSignal(
             f"{model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or another gate."
@@ -224,10 +216,7 @@ def _read_tool_calls(model: Model, questions: Sequence[Question]) -> list[float]
 
 
 def add_neighbors(gate: Gate, questions: Sequence[Question], readings: list[Reading]) -> list[Reading]:
-    """Add the similar logged questions (neighbors) that a gate finds for each question to the readings.
-
-    The readings are returned unchanged if the gate uses no neighbors.
-    """
+    """Add similar logged questions to the readings, if the gate uses them."""
     if type(gate).find_neighbors is Gate.find_neighbors:  # the gate does not override the default, which finds none
         return readings
     with wrap_plugin_errors(gate):
@@ -252,9 +241,7 @@ def _add_to_field(readings: Sequence[Reading], field: str, key: str, values: Seq
 
 
 def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
-    """Return whether the LLM must answer prompts of the gate, such as "Can you answer this? true/false".
-
-    This is False if the gate has no such prompts, or if the answers are recorded in the readings.
+    """Return whether the LLM must answer the gate's own prompt. Example: "Can you answer this? true/false".
 
     Raises:
         BadSetting: The gate has prompts, but does not define the labels to choose from.
@@ -272,9 +259,9 @@ def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
 
 
 def _check_sample_layers(gates: Sequence[Gate]) -> None:
-    """Raise BadSetting if gates need hidden states of sampled answers from different layers or tokens.
+    """Raise BadSetting if gates read sampled answers at different layers or tokens.
 
-    One pass of the model can return the states of one layer and one token only.
+    One pass of the model returns only one.
     """
     requests = [(gate.name, gate.request) for gate in gates if gate.request.sample_layer is not None]
     if len({(request.sample_layer, request.sample_end) for _, request in requests}) > 1:
@@ -286,10 +273,7 @@ def _check_sample_layers(gates: Sequence[Gate]) -> None:
 
 
 def check_model_signals(gate: Gate, model: Model) -> None:
-    """Raise UnsupportedSignal if a model does not provide all signals that a gate needs.
-
-    The message lists the gates that work with the model.
-    """
+    """Raise UnsupportedSignal if a model lacks a signal of the gate."""
     missing = gate.needs - model.offers
     if missing:
         usable = [name for name, entry in GATES.items() if _parse_signals(entry) <= model.offers]
@@ -300,10 +284,7 @@ def check_model_signals(gate: Gate, model: Model) -> None:
 
 
 def check_read_request(gate: Gate, model: Model) -> None:
-    """Raise UnsupportedSignal if a server does not return everything that a gate reads, such as a certain layer.
-
-    Models that run locally return all of them and are not checked.
-    """
+    """Raise UnsupportedSignal if a server cannot return the signals of a gate. Local models can."""
     if not isinstance(model, ServedModel):
         return
     try:
@@ -318,7 +299,7 @@ def _parse_signals(entry: RegistryEntry) -> set[Signal]:
 
 
 def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
-    """Split an option such as 'true/false' into the answer label for known and the one for unknown.
+    """Split an option such as 'true/false' into the labels for known and unknown.
 
     Args:
         words: The two labels with a slash between them.

@@ -25,18 +25,15 @@ PAPER_CENTER = -6.0  # threshold of SeaKR's released settings; also used for rea
 class SeakrGate(Gate):
     """Retrieves if the hidden states at the end of sampled answers differ widely.
 
-    The uncertainty of n samples is u = (1 / n) log det(Z J Z^T + alpha I), where the rows of Z are their hidden states
-    and J subtracts from each state its own mean. By default, the need for retrieval is u on a relative scale from 0 (all
-    samples end in the same state) to 1 (all states are orthogonal), because the length of states differs between LLMs.
-    If `center` is set, it is sigmoid(u - center) instead. A center of -6 retrieves where the paper does.
-    Both forms rank questions nearly the same.
+    The uncertainty of n samples is u = (1 / n) log det(Z J Z^T + alpha I). The rows of Z are the hidden states, and J
+    subtracts from each state its own mean. By default, the need is u on a relative scale. It is 0 for equal states and
+    1 for orthogonal states. If `center` is set, the need is sigmoid(u - center). A center of -6 retrieves like the
+    paper.
 
-    The state is read in the middle layer, or in `layer`, at the token that ends an answer, or at the last token if
-    `max_tokens` cut it off. Label runs of older versions recorded u one token earlier and no length of the states; these
-    are scored with center -6.
+    The state is read in the middle layer, or in `layer`, at the last token of an answer.
 
-    Needs: hidden, samples. Cost per question: `n` sampled answers that share one prefill.
-    Reference: Yao et al. 2025 (SeaKR); the determinant is from INSIDE (Chen et al. 2024).
+    Needs: hidden, samples. Cost per question: `n` sampled answers with a common prefill.
+    Reference: Yao et al. 2025 (SeaKR). The determinant is from INSIDE (Chen et al. 2024).
 
     Example:
         >>> round(SeakrGate(center=-6.0).compute_need(-6.0), 2)
@@ -74,12 +71,10 @@ class SeakrGate(Gate):
         return self if self.layer is not None else replace(self, layer=model.depth // 2)
 
     def compute_uncertainty(self, reading: Reading) -> float:
-        """Return the uncertainty of a question: how much the hidden states of its sampled answers differ.
-
-        Label runs record it. Otherwise it is computed from the hidden states.
+        """Return how much the hidden states of sampled answers differ. Recorded values of label runs are reused.
 
         Raises:
-            UnsupportedSignal: The reading has neither.
+            UnsupportedSignal: There is no recorded value and no hidden state.
         """
         # Older label runs recorded only SEAKR, from states one token before the end of the answer.
         for name in (samples.SEAKR_END, samples.SEAKR):
@@ -93,11 +88,7 @@ class SeakrGate(Gate):
         return samples.log_determinant(reading.sample_states[: self.n], samples.SEAKR_ALPHA)
 
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
-        """Convert the uncertainty of a question to its need for retrieval.
-
-        By default, the uncertainty is divided by what it would be at most for hidden states of this length, because
-        long states differ more and the length depends on the LLM. If `center` is set or the length is unknown, the need
-        is sigmoid(uncertainty - center).
+        """Convert the uncertainty of a question to its need for retrieval. Without `center`, it is scaled to 0 to 1.
 
         Args:
             uncertainty: Value of `compute_uncertainty`.
@@ -117,10 +108,7 @@ class SeakrGate(Gate):
         return [f"the sampled answers have uncertainty {self.compute_uncertainty(reading):.2f}" for reading in readings]
 
     def _get_size(self, reading: Reading) -> float | None:
-        """Return the logarithm of the mean squared length of the hidden states; None if it is unknown.
-
-        Label runs record it. Otherwise it is computed from the hidden states of the sampled answers.
-        """
+        """Return the log of the mean squared length of the hidden states, or None."""
         if samples.SEAKR_SIZE in reading.signals:
             return reading.signals[samples.SEAKR_SIZE]
         if reading.sample_states is None:

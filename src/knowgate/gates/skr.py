@@ -60,16 +60,12 @@ def fit_logistic(features: Vector, truth: BoolArray, penalty: float = 1.0, steps
 
 @dataclass(frozen=True)
 class SkrGate(Gate):
-    """Retrieves if retrieval corrected more of the k most similar logged questions (neighbors) than it spoiled.
+    """Retrieves if retrieval helped more of the k most similar logged questions (neighbors) than it hurt.
 
-    The log records for each question whether the LLM answers it right without and with passages. Questions for which
-    both are the same are ignored, and so are expired ones. The modes:
-
-    - 'smooth', the default, weights the neighbors by similarity and trust. The need for retrieval takes values between
-      0 and 1, so that a threshold can be chosen.
-    - 'vote' is the majority vote of the paper: the need is 0 or 1, and ties retrieve.
-    - 'classifier' is a logistic regression on the embedding of the question, fitted on the whole log. It is the second
-      variant of the paper, which uses BERT.
+    The log records whether the LLM was right without and with passages. Questions with no difference are ignored. The
+    mode 'smooth', the default, weights the neighbors by similarity and trust. The need is between 0 and 1. 'vote' is
+    the majority vote of the paper. The need is 0 or 1, and ties retrieve. 'classifier' is a logistic regression on the
+    embedding of the question, fitted on the whole log.
 
     Needs: nothing. Works with any LLM. Cost per question: one embedding and one search in the log.
     Reference: Wang et al. 2023 (SKR), section 3.3.
@@ -98,13 +94,13 @@ class SkrGate(Gate):
         return open_history_store(self.history, self.embedder)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return a copy that uses the logged questions of this LLM; in mode 'classifier', also fit the classifier."""
+        """Return a copy with the logged questions of this LLM. Mode 'classifier' also fits the classifier."""
         scope = bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder)
         classifier = fit_classifier(self._store, scope) if self.mode == "classifier" else None
         return replace(self, scope=scope, classifier=classifier)
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find for each question up to k similar logged questions whose answer changed with retrieval."""
+        """Find up to k similar logged questions for each question. Retrieval must have changed their answers."""
         if self.scope is None:
             raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
         texts = [question.text for question in questions]
@@ -117,9 +113,9 @@ class SkrGate(Gate):
         return neighbors
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval of each question, with the classifier or by a vote of its neighbors.
+        """Compute the need for retrieval with the classifier or by a vote of neighbors.
 
-        The neighbors are similar logged questions, and they vote by whether retrieval helped them.
+        Neighbors are similar logged questions.
         """
         if not questions:
             return []
@@ -140,9 +136,9 @@ class SkrGate(Gate):
 
 
 def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
-    """Fit a classifier that predicts from a question's embedding whether retrieval helps.
+    """Fit a classifier of question embeddings to predict whether retrieval helps.
 
-    Logged questions whose answer did not change with retrieval are ignored.
+    Questions with no difference are ignored.
 
     Raises:
         BadSetting: Fewer than `MIN_EXAMPLES` logged questions were helped, or hurt, by retrieval.
@@ -161,21 +157,16 @@ def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
 
 
 def majority_vote(neighbors: Sequence[Neighbor]) -> float:
-    """Return the need for retrieval of a question: 1 if retrieval helped most of its neighbors, 0 if it hurt most.
-
-    A neighbor is a similar logged question. If there are none, or as many helped as hurt, the need is just above 0.5,
-    so that passages are retrieved.
-    """
+    """Return 1 if retrieval helped most neighbors (similar logged questions), else 0. A tie gives just above 0.5."""
     n_helped = sum(neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors)
     n_hurt = len(neighbors) - n_helped  # neighbors that retrieval neither helped nor hurt are not passed
     return TIE_NEED if n_helped == n_hurt else float(n_helped > n_hurt)
 
 
 def smooth_vote(neighbors: Sequence[Neighbor]) -> float:
-    """Return the need for retrieval of a question: the weighted share of its neighbors that retrieval helped.
+    """Return the weighted share of neighbors (similar logged questions) helped by retrieval.
 
-    A neighbor is a similar logged question. It is weighted by its similarity and by how far its entry in the log can be
-    trusted. If there are few neighbors, a prior pulls the result towards 0.5.
+    With few neighbors, the result is near 0.5.
     """
     weights = [max(0.0, neighbor.similarity) * neighbor.weight for neighbor in neighbors]
     is_helped = [neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors]

@@ -36,9 +36,9 @@ class ChatRequest:
 
 
 class ChatModel(SinglePromptBackend):
-    """An LLM behind the chat interface of another framework.
+    """LLM behind the chat interface of another framework.
 
-    A subclass implements `_complete` and, if the framework can stream answers, `_stream`.
+    Subclasses implement `_complete`, and `_stream` for streaming.
 
     Args:
         name: The name of the model. It also identifies the model in fingerprints.
@@ -70,7 +70,7 @@ class ChatModel(SinglePromptBackend):
 
     @property
     def offers(self) -> frozenset[Signal]:
-        """The signals that gates can read from this model: drafts, samples and, if available, log-probabilities."""
+        """Signals for gates: drafts, samples, and log-probabilities if available."""
         logprobs = {Signal.LOGPROBS} if self._logprobs else set()
         return frozenset({Signal.DRAFT, Signal.SAMPLES} | logprobs)
 
@@ -80,10 +80,9 @@ class ChatModel(SinglePromptBackend):
         return MAX_CONCURRENT_REQUESTS
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
-        """Return, for each prompt, what gates decide by: a draft (a greedy answer) and sampled answers.
+        """Return the signals for the gate per prompt: a draft and sampled answers.
 
-        Only what `request` asks for is generated. The field `resume` of a reading holds the draft, so that `generate`
-        and `stream` can use it as the answer if it is complete.
+        `resume` keeps the draft for `generate`.
 
         Raises:
             UnsupportedSignal: Hidden states were requested, which a chat interface does not return.
@@ -102,10 +101,7 @@ class ChatModel(SinglePromptBackend):
         ]
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the answer piece by piece as the framework streams it, and return it whole.
-
-        If the draft in `resume` is already the complete answer, it is yielded as one piece, without a request.
-        """
+        """Yield the answer piece by piece, and return it whole. A complete draft in `resume` needs no request."""
         draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
         answer = draft.get_answer(max_tokens)  # None if the draft is not complete
         if answer is not None:
@@ -136,7 +132,7 @@ class ChatModel(SinglePromptBackend):
     ) -> list[list[Completion]]:
         """Return `n` sampled completions per prompt.
 
-        Each completion has a request of its own. The requests of a prompt have the seeds `seed`, `seed + 1` and so on.
+        Each has its own request, with seeds `seed`, `seed + 1` and so on.
         """
         check_sampling(sampling)
         if sampling.top_k:

@@ -31,9 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides whether questions need retrieval, with the rules and the gate of a pipeline.
-
-    It only decides. The retriever of the pipeline is not used.
+    """Decides whether questions need retrieval, with the rules and gate of a pipeline. Nothing is retrieved.
 
     Args:
         rag: The pipeline.
@@ -59,7 +57,7 @@ class Decider:
     def decide_messages(self, messages: Sequence[Mapping[str, Any]]) -> Decision:
         """Decide whether the last question of a conversation needs retrieval.
 
-        The model first rewrites the question so that it can be understood without the earlier messages.
+        The model first rewrites a follow-up question.
 
         Args:
             messages: The chat messages, as mappings of the form `{"role": ..., "content": ...}`.
@@ -72,10 +70,7 @@ class Decider:
         return self._handle_failure(decide)
 
     def __deepcopy__(self, memo: object) -> Decider:
-        """Return the decider itself instead of a copy.
-
-        Some frameworks copy whole programs to optimize them. The copies must share one model.
-        """
+        """Return the decider itself instead of a copy. Copies made by a framework must share one model."""
         return self
 
     def answer_from_memory(self, question: str) -> str:
@@ -90,7 +85,7 @@ class Decider:
         return self._apply_rules(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
     def _apply_rules(self, question: str | Question) -> Decision | None:
-        """Return the decision of the first rule that matches, such as one for small talk, without a call to the LLM.
+        """Return the decision of the first matching rule, or None. Rules need no LLM.
 
         Returns:
             The decision, or None if the gate must decide: if no rule matches, the pipeline has no rules, or it runs in
@@ -103,7 +98,7 @@ class Decider:
         return rag.rules.make_decision(text, rag.gate, rag.used_threshold)
 
     def _handle_failure(self, decide: Callable[[], Decision]) -> Decision:
-        """Return the result of `decide`. If it fails and `fall_open` is set, log a warning and decide to retrieve.
+        """Return the result of `decide`. With `fall_open`, a failure means to retrieve.
 
         Raises:
             KnowgateError: `decide` failed and `fall_open` is not set.
@@ -144,9 +139,7 @@ def as_decider(value: AdaptiveRAG | Decider) -> Decider:
 
 
 def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallback | None) -> Callable[[str], Decision]:
-    """Return a function that decides whether a question needs retrieval, and remembers its latest decisions.
-
-    Agents ask about the same question at every step of a run. With the cache, the gate runs only once per question.
+    """Return a function that decides on a question, with a cache. Agents ask the same question at every step.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -166,16 +159,12 @@ def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallbac
 
 
 def run_in_model_thread(model: Model, work: Callable[[], ResultT]) -> ResultT:
-    """Call a function in a worker thread of the model, wait for it, and return its result.
-
-    Frameworks call from many threads at once. The model has only a few worker threads, which limits how many calls run
-    at the same time. If the caller is itself a worker thread, the function is called directly: a worker that waits for
-    another one could wait forever.
+    """Run a function in a worker thread of the model. A worker thread itself calls the function directly.
 
     Args:
         model: The model whose worker threads are used.
         work: The function to call.
     """
     if threading.current_thread().name.startswith(MODEL_THREAD_PREFIX):
-        return work()
+        return work()  # a worker that waits for another one could wait forever
     return model.workers.submit(work).result()

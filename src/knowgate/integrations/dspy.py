@@ -19,9 +19,9 @@ DEFAULT_K = 3  # passages in the context
 
 
 class KnowgateRAG(dspy.Module):
-    """A DSPy module that answers a question, and searches for context only if the gate decides to retrieve.
+    """DSPy module for questions and answers.
 
-    The field `knowgate` of its prediction contains the decision.
+    It searches for context only if the gate decides to retrieve. `knowgate` in the prediction is the decision.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -83,7 +83,7 @@ def _add_decision(prediction: Any, decision: Decision) -> Any:
 
 
 def _get_text(result: Any) -> str:
-    """Return the text of a search result: a passage, an object of DSPy with `long_text`, or a string."""
+    """Return the text of a search result, such as a passage or a string."""
     if isinstance(result, Passage):
         return f"{result.title}: {result.text}" if result.title else result.text
     return str(getattr(result, "long_text", result))

@@ -22,10 +22,9 @@ MAX_NAME_CHARS = 250  # MLflow's limit for names
 
 
 def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the metrics of an evaluation, named `GATE/MEASURE`. Characters that MLflow forbids become '_'.
+    """Return the metrics of an evaluation, such as `never/accuracy`.
 
-    A measure with a confidence interval gives three metrics, such as `never/accuracy`, `never/accuracy_low` and
-    `never/accuracy_high`.
+    Bounds are named `never/accuracy_low` and `never/accuracy_high`.
     """
     metrics: dict[str, float] = {}
     for gate in evaluation.gates:
@@ -37,7 +36,7 @@ def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def collect_parameters(evaluation: Evaluation) -> dict[str, str]:
-    """Return the parameters to log for an evaluation: knowgate's version, the data, the model and so on."""
+    """Return the parameters of an evaluation, such as version, data and model."""
     table = evaluation.table
     parameters = {"knowgate": VERSION, "questions": len(table.rows), "runs": ", ".join(map(str, table.runs))}
     parameters |= {name: table.settings.get(name) for name in ("model", "retriever", "grader", "data")}

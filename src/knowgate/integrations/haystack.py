@@ -20,10 +20,9 @@ from haystack import component, default_from_dict, default_to_dict  # noqa: E402
 
 @component
 class KnowgateGate:
-    """A component that decides whether a query needs retrieval.
+    """Haystack component that decides whether a query needs retrieval.
 
-    It sends the query to the output `retrieve` or to the output `skip`. It always sets the outputs `need` (0: the LLM
-    knows the answer, 1: retrieve) and `decision`.
+    The query goes to the output `retrieve` or `skip`. `need` is the gate's score, from 0 (known) to 1 (retrieve).
 
     Args:
         config: A settings file. Default: `knowgate.toml` in the current folder, if it exists.

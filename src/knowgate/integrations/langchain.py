@@ -52,9 +52,9 @@ class DecisionRecorder(BaseCallbackHandler):
 
 
 class KnowgateRetriever(BaseRetriever):
-    """Calls the wrapped retriever if the gate decides to retrieve; otherwise returns no documents.
+    """LangChain retriever that skips unneeded searches.
 
-    The decision is in `metadata["knowgate"]` of each document and of the run, and is sent to callbacks.
+    The gate decides per query. Each document has the decision in `metadata["knowgate"]`.
 
     Args:
         wrapped: Any LangChain retriever.
@@ -105,10 +105,10 @@ class KnowgateRetriever(BaseRetriever):
 
 
 class KnowgateRunnable(Runnable[Any, AIMessage]):
-    """A whole pipeline as a LangChain Runnable.
+    """Whole pipeline as a LangChain Runnable.
 
-    Its input is a question, a list of messages or `{"question": ...}`. It returns or streams an AI message, whose
-    `response_metadata` contains the decision as `knowgate` and the passages shown to the LLM as `knowgate_passages`.
+    Input: a question, a list of messages or `{"question": ...}`. `response_metadata` of the answer has `knowgate` (the
+    decision) and `knowgate_passages`.
 
     Args:
         rag: The pipeline.
@@ -149,10 +149,7 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
         return _make_message(answer)
 
     def _stream_answer(self, inputs: Iterator[Any], run_manager: Any) -> Iterator[AIMessageChunk]:
-        """Yield the answer to the first input in chunks, and send the decision to the callbacks of the run.
-
-        Each chunk is generated in a worker thread of the model.
-        """
+        """Yield the answer to the first input in chunks. The decision goes to the callbacks of the run."""
         events = self.rag.answer_stream(_parse_input(next(inputs), self.rag))
         # `next` computes the next event; None after the last one.
         while (event := run_in_model_thread(self.rag.model, lambda: next(events, None))) is not None:
@@ -173,9 +170,7 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
 def route(
     decider: AdaptiveRAG | Decider, *, retrieve: str = "retrieve", skip: str = "answer", key: str = "question"
 ) -> Runnable[Any, str]:
-    """Make a conditional edge for LangGraph: it returns the next node, depending on whether to retrieve.
-
-    The decision is also sent to callbacks, as the custom event `knowgate_decision`.
+    """Return a conditional edge for LangGraph. The gate chooses between the nodes `retrieve` and `skip`.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -203,9 +198,7 @@ def route(
 
 
 def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
-    """Make middleware for an agent that hides tools from the LLM if no retrieval is needed.
-
-    It decides once per run of the agent and stores the decision in the state as `knowgate`.
+    """Return agent middleware that hides tools when no retrieval is needed. The gate decides once per run of the agent.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -243,10 +236,7 @@ def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
 
 
 def _hide_tools(request: Any, names: Sequence[str]) -> Any:
-    """Return a copy of a request to the LLM without the named tools, if the gate decided that no retrieval is needed.
-
-    If the gate decided to retrieve, or there is no decision, the request is returned unchanged.
-    """
+    """Return the request to the LLM without the named tools. After a decision to retrieve, nothing changes."""
     decision = request.state.get(METADATA_KEY) or {}
     if decision.get("retrieve", True):
         return request
@@ -254,14 +244,14 @@ def _hide_tools(request: Any, names: Sequence[str]) -> Any:
 
 
 def _publish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the callbacks of a run, and return the config for calls inside the run."""
+    """Send a decision to the callbacks of a run. Return the config for inner calls."""
     config, record = _note_decision(run_manager, decision)
     dispatch_custom_event(DECISION_EVENT, record, config=config)
     return config
 
 
 async def _apublish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the asynchronous callbacks of a run, and return the config for calls inside the run."""
+    """Send a decision to the async callbacks of a run. Return the config for inner calls."""
     config, record = _note_decision(run_manager, decision)
     await adispatch_custom_event(DECISION_EVENT, record, config=config)
     return config
@@ -280,9 +270,9 @@ def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig
 
 
 def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
-    """Decide whether the question in the state of an agent or graph needs retrieval.
+    """Decide whether the question of a state needs retrieval.
 
-    The question is `state[key]`. If that is missing, or `key` is "", it is the last of the state's `messages`.
+    Without `state[key]`, the last message is the question.
     """
     question = _get(state, key) if key else None
     if question:
@@ -302,10 +292,7 @@ def _convert_messages(messages: Sequence[Any]) -> list[dict[str, str]]:
 
 
 def _get_role_and_text(message: Any) -> tuple[str | None, str]:
-    """Return (role, text) of a message: a LangChain object, a mapping, or a pair such as ('user', 'Who wrote Emma?').
-
-    The role is 'user' or 'assistant'; None for others, such as system messages.
-    """
+    """Return role and text of a message. Other roles than user and assistant become None."""
     if isinstance(message, BaseMessage):
         return CHAT_ROLES.get(message.type), str(message.text)
     if isinstance(message, Mapping):
@@ -315,11 +302,7 @@ def _get_role_and_text(message: Any) -> tuple[str | None, str]:
 
 
 def _parse_input(value: Any, rag: AdaptiveRAG) -> str | Question:
-    """Return the question in the input of a Runnable: a text, a list of messages, or a mapping that holds one of these.
-
-    The last question of a list of messages is rewritten so that it can be understood alone. Anything else is returned
-    unchanged, and the pipeline raises an error about it.
-    """
+    """Return the question in the input of a Runnable. A list of messages becomes one rewritten question."""
     if hasattr(value, "to_messages"):  # the output of a LangChain prompt
         value = value.to_messages()
     if isinstance(value, Mapping):
@@ -336,7 +319,7 @@ def _make_message(answer: Answer) -> AIMessage:
 
 
 def _make_chunks(event: Any) -> Iterator[AIMessageChunk]:
-    """Convert a decision, a text or the end of a streamed answer to a message chunk. Other events give no chunk."""
+    """Convert an event of a streamed answer to message chunks. Some events give no chunk."""
     if isinstance(event, DecisionEvent):
         yield AIMessageChunk("", response_metadata={METADATA_KEY: decision_record(event.decision)})
     elif isinstance(event, TextEvent):
@@ -384,7 +367,7 @@ class LangChainModel(ChatModel):
         self._chat = chat
 
     def _complete(self, request: ChatRequest) -> Completion:
-        """Send one request and return the answer. Works with chat models that have only asynchronous methods, too."""
+        """Send one request, and return the answer. Chat models with only async methods work, too."""
         text = request.text
         options = self._make_options(request)
         message = call_or_await(lambda: self._chat.invoke(text, **options), lambda: self._chat.ainvoke(text, **options))
@@ -401,10 +384,7 @@ class LangChainModel(ChatModel):
 
 
 def _make_completion(message: Any) -> Completion:
-    """Convert an AI message to a completion.
-
-    Whether the answer is complete is in the metadata, under a name that differs from provider to provider.
-    """
+    """Convert an AI message to a completion. Providers name the finish reason differently."""
     metadata: Mapping[str, Any] = getattr(message, "response_metadata", None) or {}
     usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
     reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
@@ -441,7 +421,7 @@ class LangChainRetriever:
 
 
 def _make_passage(document: Any) -> Passage:
-    """Convert a LangChain document to a passage; without an id, a hash of its text becomes the id."""
+    """Convert a LangChain document to a passage. A missing id becomes a hash of the text."""
     metadata = document.metadata or {}
     title = metadata.get("title") or metadata.get("source") or ""
     passage_id = document.id or metadata.get("id") or sha256_text(document.page_content)[:16]

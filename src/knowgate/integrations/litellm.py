@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnowgateHook(CustomLogger):
-    """A callback of the LiteLLM proxy that adds passages to a chat if the gate decides to retrieve.
+    """Callback of the LiteLLM proxy. It adds passages to a chat if the gate decides to retrieve.
 
     Args:
         rag: A pipeline with a retriever.
@@ -63,10 +63,7 @@ class KnowgateHook(CustomLogger):
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
-        """Return the request to forward, with passages if needed; called by the proxy before each request.
-
-        If knowgate fails, the request is returned without passages, and its metadata contains the error.
-        """
+        """Return the request to forward, with passages if needed. After a failure, its metadata has the error."""
         if call_type not in CHAT_CALL_TYPES or not _is_chat(data.get("messages")):
             return data
         try:
@@ -78,18 +75,14 @@ class KnowgateHook(CustomLogger):
     async def async_post_call_response_headers_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any, *args: Any, **options: Any
     ) -> dict[str, str] | None:
-        """Return HTTP headers that show the decision to the client, or None if there was no decision."""
+        """Return HTTP headers with the decision for the client, or None without a decision."""
         record = (data.get("metadata") or {}).get(METADATA_KEY) or {}
         if "retrieve" not in record:
             return None
         return {"x-knowgate-decision": "retrieve" if record["retrieve"] else "skip", "x-knowgate-gate": record["gate"]}
 
     def augment(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a chat request, with passages if the gate decides to retrieve.
-
-        The metadata of the copy contains the decision and the ids of the passages. If the chat contains no question to
-        decide on, its metadata contains the reason instead (`ungated`), and no passages are added.
-        """
+        """Return a copy of a chat request, with passages if needed. Its metadata has the decision."""
         rag = self.decider.rag
         question = run_in_model_thread(rag.model, lambda: extract_question(rag.model, data["messages"]))
         if isinstance(question, UngatedRequest):
@@ -118,10 +111,7 @@ def _add_metadata(data: dict[str, Any], record: dict[str, Any]) -> dict[str, Any
 
 
 def __getattr__(name: str) -> Any:
-    """Build the attribute `handler` of this module on first access, and store it as a global variable.
-
-    Only LiteLLM's proxy uses `handler`. Whoever imports the module for anything else does not wait for a model to load.
-    """
+    """Build the module attribute `handler` on first access. Other users of the module load no model."""
     if name != "handler":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     handler = KnowgateHook(build_pipeline(load_settings(os.environ.get(CONFIG_VARIABLE) or None)))
@@ -170,7 +160,7 @@ class LiteLLMModel(ChatModel):
         return make_completion("".join(pieces), tuple(tokens) or None, None, finished)
 
     def _make_arguments(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the arguments of `litellm.completion`, which drops those that the provider does not support."""
+        """Return the arguments of `litellm.completion`. LiteLLM drops arguments unknown to the provider."""
         messages = [{"role": "user", "content": request.text}]
         arguments = {"model": self._model, "messages": messages, "drop_params": True}
         return {**self._make_options(request), **arguments, **self._options}

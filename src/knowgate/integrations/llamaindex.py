@@ -30,9 +30,9 @@ METADATA_KEY = "knowgate"  # key of the decision in metadata
 
 
 class KnowgateRetriever(BaseRetriever):
-    """Calls the wrapped retriever if the gate decides to retrieve; otherwise returns no nodes.
+    """LlamaIndex retriever that skips unneeded searches.
 
-    The decision is in `metadata["knowgate"]` of each node.
+    The gate decides per query. Each node has the decision in `metadata["knowgate"]`.
 
     Args:
         wrapped: Any LlamaIndex retriever.
@@ -50,10 +50,7 @@ class KnowgateRetriever(BaseRetriever):
         self._k = k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Decide on a query, and search with the wrapped retriever if it needs retrieval.
-
-        The wrapped retriever may have only asynchronous methods.
-        """
+        """Search with the wrapped retriever, if the query needs retrieval."""
         wrapped = self._wrapped
         decision = self._decider.decide(query_bundle.query_str)
         if not decision.retrieve:
@@ -77,7 +74,7 @@ class KnowgateRetriever(BaseRetriever):
         return f"the wrapped retriever {type(self._wrapped).__name__}"
 
     def _add_decision(self, results: Any, decision: Decision) -> list[NodeWithScore]:
-        """Add the decision to the metadata of the first `k` nodes, where the LLM does not see it."""
+        """Add the decision to the metadata of the first `k` nodes. The LLM does not see it."""
         nodes: list[NodeWithScore] = check_result_list(results, self._description, self._k)
         for result in nodes:
             result.node.metadata[METADATA_KEY] = decision_record(decision)
@@ -86,9 +83,9 @@ class KnowgateRetriever(BaseRetriever):
 
 
 class KnowgateQueryEngine(CustomQueryEngine):
-    """Calls the wrapped query engine if the gate decides to retrieve; otherwise the LLM answers from memory.
+    """LlamaIndex query engine that skips unneeded searches.
 
-    The decision is in `metadata["knowgate"]` of the response.
+    The LLM then answers from memory. The response has the decision in `metadata["knowgate"]`.
 
     Args:
         wrapped: Any LlamaIndex query engine.
@@ -194,7 +191,7 @@ class LlamaIndexRetriever:
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
-        """Return the first k passages for one query. Works with retrievers that have only asynchronous methods, too."""
+        """Return the first k passages for one query. Retrievers with only async methods work, too."""
         retriever = self._retriever
         description = f"LlamaIndex's retriever {type(retriever).__name__}"
         with wrap_errors(description):

@@ -46,10 +46,7 @@ INSTRUCTIONS = (
 
 
 class DecisionResult(BaseModel):
-    """The decision whether to retrieve: yes if `need` is above the threshold.
-
-    `need` is between 0 (the LLM knows the answer) and 1 (the LLM needs documents).
-    """
+    """Decision whether to retrieve. `need` is the score, from 0 (the LLM knows) to 1 (retrieve)."""
 
     retrieve: bool
     need: float
@@ -67,7 +64,7 @@ class SearchResult(BaseModel):
 
 
 class AnswerResult(BaseModel):
-    """An answer, its id for the tool `feedback`, the decision, and the passages that the LLM was shown."""
+    """Answer with its decision and passages. `id` is for the tool `feedback`."""
 
     id: str
     answer: str
@@ -77,10 +74,7 @@ class AnswerResult(BaseModel):
 
 
 class FeedbackResult(BaseModel):
-    """The result of giving feedback to an answer.
-
-    `learnt` says whether the feedback was added to the log of questions that gates learn from. If not, `note` says why.
-    """
+    """Result of feedback to an answer. `learnt` tells whether gates can learn from it. If not, `note` says why."""
 
     id: str
     learnt: bool
@@ -161,7 +155,7 @@ class McpTools:
 def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
     """Create an `MCPServer` for a pipeline.
 
-    Its method `run()` serves stdin and stdout. Its method `streamable_http_app()` returns an HTTP application.
+    `run()` serves stdin and stdout, `streamable_http_app()` returns an HTTP application.
 
     Args:
         rag: The pipeline.
@@ -188,8 +182,6 @@ def run_mcp_server(
 ) -> None:
     """Run an MCP server on stdin and stdout, or over HTTP at http://HOST:PORT/mcp.
 
-    It runs until the client disconnects or, over HTTP, until it is interrupted.
-
     Args:
         rag: The pipeline.
         http: Whether to use HTTP instead of stdin and stdout.
@@ -210,7 +202,7 @@ def run_mcp_server(
 
 
 def _translate_errors(tool: Tool) -> Tool:
-    """Return a tool that raises errors of knowgate as `ToolError`, whose message the MCP client receives."""
+    """Return a tool that raises knowgate's errors as `ToolError`. MCP clients get its message."""
 
     @functools.wraps(tool)
     async def call(*arguments: Any, **keywords: Any) -> Any:
@@ -225,7 +217,7 @@ def _translate_errors(tool: Tool) -> Tool:
 
 
 def _get_known_answers(answer: Answer) -> dict[str, Any]:
-    """Return the answers that the LLM generated without and with passages, which `label_by_feedback` compares.
+    """Return the generated answers without and with passages.
 
     Returns:
         `closed`, the text of the answer without passages, and `opened`, that of the answer with passages; None if it

@@ -21,9 +21,7 @@ QUESTION_KEY = "question"  # key or attribute of the question in the context of 
 def enable_tool(
     decider: Any, *, question: Callable[[Any], str] | None = None, on_decision: DecisionCallback | None = None
 ) -> Callable[[Any, Any], Awaitable[bool]]:
-    """Make the `is_enabled` argument of a `function_tool`, which enables the tool only if retrieval is needed.
-
-    The gate decides on the question in the context of the run, once per question.
+    """Return the `is_enabled` argument of a `function_tool`. It enables the tool only if the question needs retrieval.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -54,7 +52,7 @@ def enable_tool(
 
 
 def _get_question(context: Any) -> Any:
-    """Return the question in the context of a run: a text, a mapping or an object; None if there is none."""
+    """Return the question in the context of a run, or None. The context may be a text or object."""
     if isinstance(context, str):
         return context
     if isinstance(context, Mapping):

@@ -14,10 +14,7 @@ from knowgate.integrations.decider import DecisionCallback, cache_decisions
 
 
 def prepare_tool(decider: Any, *, on_decision: DecisionCallback | None = None) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Make the `prepare` argument of a `Tool`, which offers the tool only if retrieval is needed.
-
-    The gate decides on the prompt of the run. In a run without a prompt, which continues earlier messages, the tool is
-    always offered.
+    """Return the `prepare` argument of a `Tool`. The tool is offered only if the prompt needs retrieval.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -38,7 +35,7 @@ def prepare_tool(decider: Any, *, on_decision: DecisionCallback | None = None) -
 
 
 def extract_prompt_text(prompt: Any) -> str:
-    """Return the text of a prompt, which may be a list of parts. Images and other parts are left out."""
+    """Return the text of a prompt, without images and other parts."""
     if isinstance(prompt, str):
         return prompt
     return " ".join(part for part in prompt or () if isinstance(part, str))

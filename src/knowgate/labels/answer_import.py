@@ -37,7 +37,7 @@ PASSAGE_TITLE_FIELDS = ("title", "metadata.title", "name")
 
 
 def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None:
-    """Return whether a recorded grade means that the answer is right; None if the answer was not graded.
+    """Return whether a recorded grade means right. None means not graded.
 
     Args:
         value: A boolean, 0 or 1, a word such as 'correct' or 'thumbs_down', or a score. None means not graded.
@@ -96,7 +96,7 @@ def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
 
 
 def _make_chat_token(item: Any) -> dict[str, Any]:
-    """Convert a recorded token to an object as in OpenAI's chat responses: `token`, `logprob` and `top_logprobs`.
+    """Convert a recorded token to the format of OpenAI's chat responses.
 
     Args:
         item: A log-probability, or an object with `logprob`, `token` and perhaps the most probable tokens as
@@ -114,10 +114,7 @@ def _make_chat_token(item: Any) -> dict[str, Any]:
 
 
 def parse_passages(value: Any) -> tuple[Passage, ...]:
-    """Parse recorded passages: a text, or a list of texts or of objects with a text and perhaps `id` and `title`.
-
-    Entries without a text are left out.
-    """
+    """Parse recorded passages: a text, or a list of texts or objects. Entries without a text are left out."""
     if value is None:
         return ()
     items = value if isinstance(value, list) else [value]
@@ -126,7 +123,7 @@ def parse_passages(value: Any) -> tuple[Passage, ...]:
 
 
 def _parse_passage(item: Any, number: int) -> Passage:
-    """Parse a recorded passage: a text, or an object with a text, a title and an id.
+    """Parse a recorded passage, which is a text or an object.
 
     Args:
         item: The passage. Tools name the fields of text and title differently, so all usual names are tried.
@@ -157,13 +154,13 @@ def parse_token_counts(value: Any, where: str) -> tuple[int | None, int | None]:
 
 
 def _parse_count(value: Any, where: str) -> int | None:
-    """Parse a number of at least 0 and round it; None means not recorded. `where` names the field in errors."""
+    """Parse a number of at least 0 and round it. None means not recorded."""
     number = parse_amount(value, where)
     return None if number is None else round(number)
 
 
 def parse_amount(value: Any, where: str) -> float | None:
-    """Parse a number of at least 0; None and empty texts mean not recorded. `where` names the field in errors."""
+    """Parse a number of at least 0. None means not recorded."""
     if value is None or value == "":
         return None
     try:
@@ -185,10 +182,9 @@ def _key_option(description: str, default: Any = "") -> Any:
 
 
 class ImportOptions(Options):
-    """Names of the fields that hold the recorded answers and what is known about them.
+    """Names of the fields with the recorded answers, grades and costs.
 
-    A key is a name or a dotted path, such as `correct.nor`. Fields are searched in the `meta` of each question, then at
-    the top level of its record. Empty keys mean that nothing was recorded.
+    A name may be a dotted path, such as `correct.nor`. Empty names mean not recorded.
     """
 
     closed: str = _key_option(
@@ -221,7 +217,7 @@ class ImportOptions(Options):
     open_seconds: str = _key_option("Field of the seconds that the open-book answer took.")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
-        """Return the name of the field that holds an answer, its grade or its cost; '' if the user named none.
+        """Return the field name of an answer, its grade or its cost. '' if the user named none.
 
         Args:
             answer: Which answer: 'closed', 'open' or 'iterative'.
@@ -232,7 +228,7 @@ class ImportOptions(Options):
 
 @dataclass(frozen=True)
 class RecordedQuestion:
-    """A question whose answers another program has recorded.
+    """A question with answers recorded by another program.
 
     Attributes:
         question: The question.
@@ -243,11 +239,7 @@ class RecordedQuestion:
     extra: ExtraFields
 
     def get(self, key: str) -> Any:
-        """Return the field with this name or dotted path, such as 'correct.nor' or 'meta.correct.nor'.
-
-        The `meta` of the question is searched first, then the whole record. Returns None if the field is missing or the
-        key is empty.
-        """
+        """Return the field with this name or dotted path, or None. The `meta` of the question is searched first."""
         meta = self.question.meta
         value = find_field(meta, key)
         return find_field({**self.extra, "meta": meta}, key) if value is None else value
@@ -271,10 +263,7 @@ def import_answers(
     options: ImportOptions,
     extra_fields: Mapping[str, ExtraFields] | None = None,
 ) -> int:
-    """Write answers that were recorded elsewhere as a label run: a folder with a row of graded answers per question.
-
-    If the grades were recorded, too, they count, and the verdicts of `grader` are only stored beside them. Otherwise
-    the verdicts of `grader` count.
+    """Write answers recorded elsewhere as a label run. Recorded grades count, or else the verdicts of `grader`.
 
     Args:
         folder: Run folder; an interrupted import continues.
@@ -307,10 +296,7 @@ def import_answers(
 
 
 def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) -> LabelRow:
-    """Make the label row of a question from its recorded answers: closed (without passages), open, and iterative.
-
-    Log-probabilities are removed from `meta`, because they are stored with the answer without passages.
-    """
+    """Make the label row of a question from its recorded answers."""
     question = record.question
     closed = _make_answer(record, "closed", grader, options)
     opened = _make_answer(record, "open", grader, options)
@@ -332,7 +318,7 @@ def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) 
 
 
 def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: ImportOptions) -> GradedAnswer | None:
-    """Make an answer with its grade and cost from the recorded fields; None if no field is named for it.
+    """Make an answer with its grade and cost from the recorded fields, or None.
 
     Args:
         record: The question with its recorded fields.
@@ -361,16 +347,13 @@ def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: I
 
 
 def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return `meta` without the field that `key` names ('logprobs' or 'meta.logprobs')."""
+    """Return `meta` without the field `key` ('logprobs' or 'meta.logprobs')."""
     name = key.removeprefix(META_PREFIX)
     return {field: value for field, value in meta.items() if field != name}
 
 
 def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
-    """Raise BadInput if a question has no text in the field that the key names.
-
-    An empty text is accepted and graded as a wrong answer. An empty key means that the answer was not recorded.
-    """
+    """Raise BadInput if a question has no text in the field `key`. An empty text is accepted as a wrong answer."""
     missing = [record for record in records if not isinstance(record.get(key), str)]
     if key and missing:
         raise BadInput(
@@ -381,10 +364,7 @@ def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
 
 
 def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
-    """Raise BadInput if no question has a grade in the field that `key` names, because the name must be wrong then.
-
-    An empty key means that no grades were recorded.
-    """
+    """Raise BadInput if no question has a grade in the field `key`. The name must be wrong then."""
     if key and records and all(record.get(key) is None for record in records):
         raise BadInput(
             f"no question has a grade in the field '{key}'. The fields of the first question are: "
@@ -395,7 +375,7 @@ def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
 def _describe_import(
     questions: Sequence[Question], grader: Grader, llm: str, data: str, options: ImportOptions
 ) -> dict[str, Any]:
-    """Return the settings that identify the imported run, in the form that `knowgate label` records them."""
+    """Return the settings that identify the imported run, as `knowgate label` records them."""
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),

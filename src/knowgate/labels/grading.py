@@ -35,7 +35,7 @@ class Grade:
 
 
 class Grader(Protocol):
-    """Decides for each answer whether it is right; `name` is recorded in label rows."""
+    """Decides whether answers are right. `name` is recorded in label rows."""
 
     @property
     def name(self) -> str: ...
@@ -57,7 +57,7 @@ class StringGrader:
     name: Literal["exact", "contains", "choice"] = "contains"
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Grade answers. Samples of a question are often equal, so equal answers to it are graded only once."""
+        """Grade answers by comparing strings. Equal answers to a question are graded once."""
         cache: dict[tuple[str, int], Grade] = {}  # by answer and id() of the question
         grades = []
         for answer, question in zip(answers, questions, strict=True):
@@ -68,7 +68,7 @@ class StringGrader:
         return grades
 
     def _grade_answer(self, answer: str, question: Question) -> Grade:
-        """Grade one answer; `correct` is None if the question has no gold answer."""
+        """Grade one answer. Without a gold answer, `correct` is None."""
         if question.choices or self.name == "choice":
             return Grade(None if get_gold_letter(question) is None else grade_choice(answer, question))
         if not has_gold_answer(question):
@@ -81,7 +81,7 @@ class StringGrader:
 
 @dataclass(frozen=True)
 class JudgeGrader:
-    """Asks another LLM, the judge, whether an answer is right. The judge answers at temperature 0.
+    """Grader that asks another LLM (the judge) whether an answer is right.
 
     Attributes:
         model: The judge.
@@ -98,10 +98,7 @@ class JudgeGrader:
         return f"judge:{self.style}:{self.model.name}"
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Ask the judge whether each answer is right. Equal prompts are sent to the judge only once.
-
-        Answers to questions without a gold answer are not sent, and get no grade.
-        """
+        """Ask the judge whether each answer is right. Without a gold answer, there is no grade."""
         prompts: list[str | None] = []
         for answer, question in zip(answers, questions, strict=True):
             prompts.append(self._make_prompt(answer, question) if has_gold_answer(question) else None)
@@ -116,7 +113,7 @@ class JudgeGrader:
         return grades
 
     def _ask(self, prompts: Sequence[str]) -> dict[str, bool | None]:
-        """Send prompts to the judge, and return its verdict on each; None if it said neither yes nor no."""
+        """Return the judge's verdict on each prompt. None means neither yes nor no."""
         completions = self.model.generate([Prompt(text) for text in prompts], max_tokens=VERDICT_TOKENS)
         return {text: parse_verdict(replies[0].text) for text, replies in zip(prompts, completions, strict=True)}
 
@@ -127,7 +124,7 @@ class JudgeGrader:
 
 
 def parse_verdict(text: str) -> bool | None:
-    """Parse the verdict of a judge: the first yes or no in its text, in English or Chinese, or as 1 or 0.
+    """Parse the verdict of a judge: the first yes or no (or 1 or 0) in its text.
 
     Returns:
         True for yes, False for no, and None if the text contains neither.
@@ -195,7 +192,7 @@ def load_graders(
 
 
 def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
-    """Make the label row of a question before it is answered: all answer fields are empty."""
+    """Make the label row of a question without any answers."""
     return LabelRow(
         id=question.id,
         question=question.text,
@@ -208,10 +205,9 @@ def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
 
 
 def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
-    """Return the answer of an LLM with its grades, and with two measures of its sampled answers.
+    """Return an answer with its grades, and with the mastery and certainty of its samples.
 
-    An LLM answers a question once greedily, at temperature 0, and several times by sampling. Mastery is the share of right
-    samples. Certainty is 1 if all samples are equal and 0 if all differ.
+    Mastery is the share of right samples.
 
     Args:
         answer: Answer without grades.
@@ -229,11 +225,7 @@ def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question
 
 
 def compare_answers(row: LabelRow) -> LabelRow:
-    """Add to a row whether retrieval helped or hurt, by comparing the answers without and with passages.
-
-    The answers are compared by whether they are right (`benefit`), and by the share of right samples and the agreement of
-    samples (`effect_...`). A row that lacks one of the two answers is returned unchanged.
-    """
+    """Add to a row whether retrieval helped or hurt. The answers with and without passages are compared."""
     if row.closed is None or row.open is None:
         return row
     return replace(

@@ -24,8 +24,7 @@ def scope_from_settings(settings: dict[str, Any], tenant: str = "") -> HistorySc
 def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: KnownRule = "greedy") -> Iterator[LogEntry]:
     """Yield a history entry for each graded row.
 
-    Time-sensitive questions are logged only if the LLM answered them wrong (DH-ICL, section 3.1). A right answer is
-    skipped, because it may be outdated tomorrow.
+    Right answers to time-sensitive questions are skipped, as they may soon be outdated.
 
     Args:
         rows: Label rows; failed and ungraded ones are skipped.
@@ -49,7 +48,7 @@ def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: Known
 
 
 def is_known(answer: GradedAnswer, rule: KnownRule) -> bool | None:
-    """Return whether a question with this closed-book answer counts as known; None if the answer was not graded.
+    """Return whether the LLM knows a question, by its closed-book answer. None means not graded.
 
     Args:
         answer: Closed-book answer with its samples and grades.
@@ -70,17 +69,16 @@ def is_known(answer: GradedAnswer, rule: KnownRule) -> bool | None:
 
 
 def time_sensitive_entries(questions: Iterable[Question], scope: HistoryScope) -> Iterator[LogEntry]:
-    """Yield an entry for each question that its data marks as time-sensitive; other questions are skipped."""
+    """Yield a log entry for each time-sensitive question."""
     for question in questions:
         if is_time_sensitive(question.meta):
             yield LogEntry(question.text, KnowledgeLabel.TIME_SENSITIVE, scope, LabelSource.GOLD)
 
 
 def is_time_sensitive(meta: Mapping[str, Any]) -> bool:
-    """Return whether the metadata of a question says that its answer changes over time.
+    """Return whether a question's metadata says that the answer changes over time.
 
-    The data sets mark such questions in different ways: by `time_sensitive`, by a `fact_type` (FreshQA), or by the name of
-    the data set together with `need_retrieval_by_criterion` (UAR).
+    Data sets use different fields for this.
     """
     if meta.get("time_sensitive") or meta.get("fact_type") in CHANGING_FACT_TYPES:
         return True

@@ -49,7 +49,7 @@ SYSTEM_ERRORS = (ServerError, OutOfMemory)  # if all questions of a batch fail l
 
 @dataclass(frozen=True)
 class LabeledBatch:
-    """The label rows of a batch, and the hidden states that the LLM had when it answered.
+    """The label rows of a batch, with the LLM's hidden states.
 
     Attributes:
         rows: One row per question.
@@ -66,7 +66,7 @@ PassageSearch = Callable[[Sequence[Question]], list[SearchResult]]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Turns questions into label rows. A question that fails becomes a row with an error message.
+    """Turns questions into label rows. A failed question becomes a row with an error.
 
     Attributes:
         model: The LLM that answers.
@@ -89,7 +89,7 @@ class Labeler:
     second_grader: Grader | None = None
 
     def __post_init__(self) -> None:
-        """Raise an error if the options cannot be used with this model, before anything is generated."""
+        """Raise an error if the options do not suit the model."""
         if self.options.iterative and (self.retriever is None or self.options.closed_book):
             raise BadSetting(
                 "iterative=True searches an index several times per question. Set `index`, and leave `closed_book` out."
@@ -136,10 +136,9 @@ class Labeler:
         return self.start(questions, can_defer=False)()
 
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
-        """Let the LLM answer a batch, and return a function (the finisher) that grades the answers.
+        """Let the LLM answer a batch, and return a function to grade the answers.
 
-        The finisher returns the label rows. It may be called in another thread while the LLM answers the next batch. If
-        the batch fails, its questions are labeled one by one, and those that fail get a row with the error.
+        Questions of a failed batch are labeled one by one.
 
         Args:
             questions: The batch.
@@ -177,10 +176,7 @@ class Labeler:
         return all(isinstance(grader, StringGrader | None) for grader in (self.grader, self.second_grader))
 
     def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
-        """Label each question as a batch of its own; failed questions become rows with an error.
-
-        Raises the first error if all questions fail because of the server or the GPU memory.
-        """
+        """Label each question as a batch of its own. Failed questions become rows with an error."""
         batches: list[LabeledBatch] = []
         errors: list[KnowgateError] = []
         for question in questions:
@@ -206,11 +202,9 @@ class Labeler:
     # --- one batch --------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> BatchFinisher:
-        """Let the LLM answer questions without passages (closed) and with passages (opened).
+        """Let the LLM answer questions with and without passages.
 
-        Returns a function that grades the answers and makes the label rows. While the LLM generates, a second thread
-        searches the passages and grades the closed answers. It also selects the passages that fit into the prompt,
-        unless that needs a reranker or a tokenizer that must not be used in two threads.
+        A second thread searches and grades. The returned function makes the rows.
         """
         start = time.perf_counter()
         can_select_in_thread = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
@@ -244,8 +238,7 @@ class Labeler:
     def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
         """Call `work`, which grades answers, and return its result as a future.
 
-        It runs in the thread if the graders only compare strings. Otherwise it runs here: a judge may be the LLM that is
-        answering, which must not be called from two threads.
+        Judges run here, as an LLM allows one thread.
         """
         if self._compares_strings:
             return thread.submit(work)
@@ -254,7 +247,7 @@ class Labeler:
         return finished
 
     def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
-        """Generate a greedy answer (draft) and sampled answers to each prompt; a reading holds all of them.
+        """Generate a greedy answer (draft) and sampled answers to each prompt.
 
         Args:
             prompts: The prompts.
@@ -281,9 +274,9 @@ class Labeler:
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
     def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
-        """Return signals of each question by name: whether the LLM thinks it can answer, and SeaKR if it is recorded.
+        """Return signals of each question: the LLM's self-assessment, and SeaKR if recorded.
 
-        SeaKR measures how much the hidden states of the sampled answers in `closed` differ, which shows uncertainty.
+        SeaKR measures how much hidden states differ.
         """
         signals: list[dict[str, float]] = []
         for assessment, reading in zip(self._assess(questions), closed, strict=True):
@@ -321,9 +314,9 @@ class Labeler:
     def _select_evidence(
         self, questions: Sequence[Question], results: Sequence[SearchResult]
     ) -> tuple[list[Evidence], list[Prompt]]:
-        """Rank the passages of each question, and keep those that fit the context window.
+        """Rank the passages of each question, and keep what fits the context window.
 
-        Returns the kept passages of all questions, and the open-book prompts of the questions that have passages.
+        Also return the prompts with passages.
         """
         ranked = self.passage_finder.rank(questions, [result.passages for result in results])
         fitting = build_fitting_prompts(self.model, self.prompts, questions, ranked, self.options.max_tokens)
@@ -342,7 +335,7 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
-        """Add the retrieved passages to all rows, and graded open-book answers to the rows that have passages.
+        """Add the passages to all rows, and graded answers with passages where available.
 
         Args:
             rows: Rows with closed-book answers.
@@ -371,7 +364,10 @@ class Labeler:
         return rows
 
     def _add_masked_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
-        """Answer with passages in which the word MASK replaces the gold answers, and add the answers to the rows."""
+        """Answer with passages without the gold answers, and add the answers to the rows.
+
+        The word MASK replaces gold answers.
+        """
         masked = [mask_passages(row.passages, row.answers) for row in rows]
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.options.mask_samples:
@@ -381,7 +377,7 @@ class Labeler:
         return self._add_answers(rows, questions, "mask", readings)
 
     def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
-        """Continue each open-book answer over several rounds of retrieval, and add the final answers to the rows."""
+        """Refine each answer over several rounds of retrieval, and add the final answers."""
         answers = [
             IterativeAnswer(question, row.passages, Completion(row.open.text if row.open else ""))
             for row, question in zip(rows, questions, strict=True)
@@ -419,7 +415,7 @@ class Labeler:
         return graded_rows
 
     def _grade_all(self, answers: Sequence[GradedAnswer], questions: Sequence[Question]) -> list[list[Grade]]:
-        """Grade all answers in one call. Returns, for each, the grade of its greedy text, followed by those of its samples."""
+        """Grade all answers in one call. Each gets a list: the greedy answer's grade, then the samples' grades."""
         texts: list[str] = []
         text_questions: list[Question] = []
         for answer, question in zip(answers, questions, strict=True):
@@ -429,7 +425,7 @@ class Labeler:
         return [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
 
     def _add_second_grades(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
-        """Store the verdicts of the second grader, if there is one, in the answers. They do not count as grades."""
+        """Store the verdicts of the second grader in the answers. They do not count as grades."""
         if self.second_grader is None:
             return answers
         grades = self.second_grader.grade([answer.text for answer in answers], questions)
@@ -438,7 +434,7 @@ class Labeler:
 
 
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:
-    """Concatenate the rows and the hidden states of batches. A batch of a failed question has no hidden states."""
+    """Join the rows and the hidden states of batches. Failed questions have no hidden states."""
     succeeded = [batch for batch in batches if batch.vectors]
     names = sorted(succeeded[0].vectors) if succeeded else []  # all batches have states of the same names
     vectors = {name: np.concatenate([batch.vectors[name] for batch in succeeded]) for name in names}

@@ -35,10 +35,9 @@ def label(
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
     options: LabelOptions,
 ) -> RunFolder:
-    """Record what an LLM knows: let it answer questions without and with passages, and grade the answers.
+    """Let an LLM answer questions with and without passages, and grade the answers.
 
-    Answers, samples, grades and hidden states are written to a run folder. Call `label` again with the same arguments
-    to continue an interrupted run. A finished run is returned unchanged.
+    Everything is written to a run folder. Call `label` again with the same arguments to continue an interrupted run.
 
     Args:
         data: 'jsonl:FILE', 'bench:NAME/SPLIT', 'hub:NAME?split=...', or a list of `Question` with gold `answers`.
@@ -82,7 +81,7 @@ def label(
 
 
 def build_labeler(llm: Model, options: LabelOptions, prompts: AnswerPrompts, retriever: Retriever | None) -> Labeler:
-    """Load the judge and the reranker that the options name, and build the labeler."""
+    """Load the judge and the reranker, and build the labeler."""
     judge = resolve_model(options.judge) if options.judge is not None else None
     grader, second_grader = load_graders(options.grade, judge, options.judge_prompt)
     reranker = _load_reranker(options.rerank, llm)
@@ -90,7 +89,7 @@ def build_labeler(llm: Model, options: LabelOptions, prompts: AnswerPrompts, ret
 
 
 def _load_reranker(reranker: str | Path | Reranker | None, llm: Model) -> Reranker | None:
-    """Load the reranker; log a warning if it was trained for another LLM."""
+    """Load the reranker, and warn if it was trained for another LLM."""
     if reranker is None:
         return None
     if isinstance(reranker, str | Path) and (warning := describe_llm_mismatch(reranker, llm.name, llm.fingerprint)):
@@ -103,7 +102,7 @@ def _load_reranker(reranker: str | Path | Reranker | None, llm: Model) -> Rerank
 
 @dataclass(frozen=True)
 class LabelJobSpec:
-    """Description of a label job that can be sent to other machines, which load everything by name.
+    """Description of a label job that other machines can run. Models and indexes are given by name.
 
     Attributes:
         model: Spec of the LLM that answers.
@@ -126,7 +125,7 @@ class LabelJobSpec:
 
 
 def _make_job_spec(model: str | Model, options: LabelOptions, prompts: AnswerPrompts) -> LabelJobSpec:
-    """Describe the label job by names; raises BadSetting for objects that cannot be sent to other machines."""
+    """Describe the label job by names, to send it to other machines."""
     named = options.replace(
         runner=None,
         prompts=None,

@@ -30,10 +30,9 @@ SWITCH_INTERVAL = 0.0005
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """Runs batches in this process, and makes each larger than the last until a batch takes `seconds`.
+    """Runs batches in this process.
 
-    The right size depends on the machine: a GPU takes as long for four questions as for hundreds, but a slow machine
-    should write its first rows soon. So the first batch is small, and `next_size` says how batches grow.
+    Batches grow until one takes `seconds`. The first batch is small, so slow machines write rows soon.
 
     Attributes:
         first: Number of questions in the first batch.
@@ -46,7 +45,7 @@ class LocalRunner:
     seconds: float = 10.0
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]:
-        """Call `work` with one batch after another, in the order of the questions, and yield its results."""
+        """Call `work` with one batch after another, and yield the results."""
         size = self.first
         n_done = 0
         while n_done < len(questions):
@@ -57,11 +56,7 @@ class LocalRunner:
             size = self.next_size(size, time.perf_counter() - started)
 
     def next_size(self, size: int, duration: float) -> int:
-        """Return the size of the next batch, given the size and duration of the last one.
-
-        The size stays the same if the last batch took the target duration or longer. Otherwise it doubles, or grows
-        fourfold if the last batch took less than a quarter of the target.
-        """
+        """Return the size of the next batch. It grows two- or fourfold if the last batch was faster than the target."""
         if duration >= self.seconds:
             return size
         factor = 4 if duration < self.seconds / 4 else 2
@@ -69,10 +64,9 @@ class LocalRunner:
 
 
 class PassagePrefetcher:
-    """Searches the passages of questions in a thread, before the LLM needs them.
+    """Searches passages in a thread, before the LLM needs them.
 
-    Questions are searched in portions, in the order of the run. A question that is requested in another order, or whose
-    portion could not be searched, is searched when it is requested.
+    Questions are searched in portions, in the order of the run.
 
     Args:
         find: Searches the passages of a batch of questions.
@@ -88,10 +82,7 @@ class PassagePrefetcher:
         self._searches: dict[str, Future[dict[str, SearchResult]]] = {}
 
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
-        """Return the passages of each question, and start searches in the thread for the questions that come next.
-
-        Waits for searches of these questions that the thread has not finished.
-        """
+        """Return the passages of each question, and start searching for the next questions."""
         n_ahead = max(PREFETCH_SIZE, PREFETCH_BATCHES * len(questions))  # questions to search in advance
         while self._portions and len(self._searches) < len(questions) + n_ahead:
             portion = self._portions.popleft()
@@ -118,12 +109,10 @@ class PassagePrefetcher:
 
 
 class LabelingPipeline:
-    """Labels batches so that the LLM does not wait for other work.
+    """Labels batches without making the LLM wait.
 
-    One thread searches passages before the LLM needs them. Another thread grades and writes the answers afterwards. In
-    long runs, these threads let worker processes search and grade. Use the pipeline in a `with` block, and call it with
-    the batches of a run in the order of `questions`. Batches that the LLM has answered are written even if the next batch
-    fails or is interrupted.
+    One thread searches passages in advance, another grades and writes answers. Use the pipeline in a `with` block, with
+    batches in the order of `questions`.
 
     Args:
         labeler: The labeler.
@@ -144,9 +133,9 @@ class LabelingPipeline:
         self._last: tuple[Sequence[Question], Future[bool]] | None = None
 
     def __call__(self, questions: Sequence[Question]) -> int:
-        """Let the LLM answer a batch, and leave grading and writing to another thread. Returns the size of the batch.
+        """Let the LLM answer a batch, and return its size.
 
-        The LLM is at most one batch ahead of that thread, so that memory stays bounded.
+        Another thread grades and writes, at most one batch behind.
         """
         finish = self._labeler.start(questions)  # returns a function that grades the answers
         self._wait_for_last()
@@ -161,7 +150,7 @@ class LabelingPipeline:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for the last batch, unless there was an error, and stop all threads and workers."""
+        """Wait for the last batch, if there was no error. Stop all threads and workers."""
         try:
             if error is None:
                 self._wait_for_last()
@@ -173,7 +162,7 @@ class LabelingPipeline:
             self._workers.close()
 
     def _finish(self, finish: BatchFinisher) -> bool:
-        """Grade a batch with its finisher and write it. Runs in the thread.
+        """Grade a batch and write it. Runs in the thread.
 
         Returns:
             Whether the batch was written. False if it could not be graded.
@@ -186,10 +175,7 @@ class LabelingPipeline:
         return True
 
     def _wait_for_last(self) -> None:
-        """Wait until the thread has graded and written the last batch. Raises an error if it could not be written.
-
-        A batch that could not be graded is labeled again, in this thread, and its questions one by one if necessary.
-        """
+        """Wait until the thread has written the last batch. A batch with failed grading is labeled again here."""
         if self._last is None:
             return
         questions, finishing = self._last

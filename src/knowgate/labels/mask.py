@@ -25,7 +25,7 @@ PIECE_PATTERNS = (
 
 
 class TextPiece(NamedTuple):
-    """A word, line or other piece of a text, with its tokens as the grader of answers compares them."""
+    """A word, line or other piece of a text, with its normalized tokens."""
 
     text: int  # number of the text that the piece belongs to
     start: int  # position of its first character
@@ -41,10 +41,9 @@ class PieceSpan(NamedTuple):
 
 
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
-    """Replace every gold answer in the titles and texts of passages by the word MASK.
+    """Replace every gold answer in the titles and texts of passages by MASK.
 
-    An answer is replaced word by word if possible. Where the grader would still find it, larger pieces are replaced. A gold
-    answer that is the word "mask" itself is not replaced.
+    Small pieces are tried first, then larger ones.
     """
     tokenized = [tokenize(gold) for gold in golds]
     answers = [tokens for tokens in tokenized if tokens and tokens != [MASK.lower()]]
@@ -56,10 +55,9 @@ def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Pas
 
 
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
-    """Replace gold answers by MASK, also where an answer begins in one text and ends in the next.
+    """Replace gold answers by MASK, even across texts.
 
-    A prompt may show passages with or without titles. So answers are replaced twice: in the sequence of all texts, and
-    then in the sequence without the titles.
+    Done with and without titles, because prompts may leave titles out.
 
     Args:
         texts: Titles and texts of passages, alternating: title, text, title, text.
@@ -75,13 +73,13 @@ def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.P
 
 
 def contains_answer(text: str, answers: Sequence[list[str]]) -> bool:
-    """Return whether the grader would find one of the tokenized answers in a text."""
+    """Return whether the grader would find an answer in a text."""
     tokens = tokenize(text)
     return any(contains_tokens(tokens, answer) for answer in answers)
 
 
 def _cut_into_pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterator[TextPiece]:
-    """Yield the pieces of a text; articles ("a", "the") are skipped, because the grader ignores them.
+    """Yield the pieces of a text without articles ("a", "the"). The grader ignores articles, too.
 
     Args:
         text: The text.
@@ -100,7 +98,7 @@ def _is_separate_word(text: str, match: re.Match[str]) -> bool:
 
 
 def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
-    """Find where the answers occur in a text, as spans of consecutive pieces. Overlapping spans are merged.
+    """Find the answers in a text, as spans of pieces. Overlapping spans are merged.
 
     Args:
         pieces: The pieces of the text, such as words, in order.
@@ -124,7 +122,7 @@ def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]
 
 
 def _merge_overlapping(spans: Sequence[PieceSpan]) -> list[PieceSpan]:
-    """Sort spans, and join those that overlap into one."""
+    """Sort spans, and join overlapping ones."""
     merged: list[PieceSpan] = []
     for span in sorted(spans):
         if merged and span.start < merged[-1].end:
@@ -135,10 +133,7 @@ def _merge_overlapping(spans: Sequence[PieceSpan]) -> list[PieceSpan]:
 
 
 def _replace_spans(texts: Sequence[str], pieces: Sequence[TextPiece], spans: Sequence[PieceSpan]) -> list[str]:
-    """Return the texts with each span of pieces replaced by MASK. A span over several texts gets a MASK in each.
-
-    The last span is replaced first, so that the positions of the others stay valid.
-    """
+    """Return the texts with each span of pieces replaced by MASK. A span over several texts gets a MASK in each."""
     masked = list(texts)
     for span in reversed(spans):
         span_pieces = pieces[span.start : span.end]

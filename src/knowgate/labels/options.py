@@ -19,7 +19,7 @@ NO_LAYERS = "none"
 
 
 class AnswerOptions(Options):
-    """Options that control how an LLM answers questions, shared by `label` and `evaluate`."""
+    """Options for the answers of an LLM, shared by `label` and `evaluate`."""
 
     index: Any = option(
         None,
@@ -116,7 +116,7 @@ class LabelOptions(AnswerOptions):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> LabelOptions:
-        """Raise BadSetting for options that contradict each other."""
+        """Raise BadSetting for contradicting options."""
         shown = self.k or DEFAULT_PASSAGES
         if self.rerank is not None and self.closed_book:
             raise BadSetting(
@@ -139,7 +139,7 @@ class LabelOptions(AnswerOptions):
 
 
 def count_shown_passages(k: int | None, retriever: str | None) -> int | None:
-    """Return how many passages per question a label run showed to the LLM: `k`, or its default if an index was searched.
+    """Return how many passages per question the LLM saw. Searches of an index have a default number.
 
     Args:
         k: The option `k` of the run; None if it was not set.
@@ -152,10 +152,7 @@ def count_shown_passages(k: int | None, retriever: str | None) -> int | None:
 
 
 def resolve_layers(layers: str | Sequence[int], model: Model) -> tuple[int, ...]:
-    """Convert layer names ("mid,late,last"), numbers or "none" to sorted layer numbers.
-
-    Returns an empty tuple for "none", and for a model that gives no hidden states.
-    """
+    """Convert layer names ("mid,late,last"), numbers or "none" to sorted layer numbers."""
     words = layers.split(",") if isinstance(layers, str) else [str(number) for number in layers]
     names = [word.strip() for word in words if word.strip()]
     if names == [NO_LAYERS] or Signal.HIDDEN not in model.offers:
@@ -172,7 +169,7 @@ def named_layers(depth: int) -> dict[str, int]:
 
 
 def _resolve_layer(name: str, depth: int) -> int:
-    """Return the layer number that a name (mid, late, last) or a number, which may be negative, means."""
+    """Return the layer number of a name (mid, late, last) or number. Negative numbers count from the end."""
     named = named_layers(depth)
     if name in named:
         return named[name]

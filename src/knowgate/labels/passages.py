@@ -24,14 +24,14 @@ FREQUENCY_CAP = 100  # passages searched when counting how often an answer occur
 
 
 class SearchResult(NamedTuple):
-    """The passages of one question, and how many passages of the corpus contain its gold answer (None: unknown)."""
+    """The passages of one question, and how often its gold answer occurs in the corpus."""
 
     passages: list[Passage]
     frequency: int | None
 
 
 class Evidence(NamedTuple):
-    """The passages of one question that are shown to the LLM.
+    """The passages of one question shown to the LLM.
 
     Attributes:
         passages: Passages in the order of the prompt.
@@ -46,7 +46,7 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class PassageFinder:
-    """Finds the passages of questions by the options of a label run.
+    """Finds the passages of questions, as the options say.
 
     `find` may run in a thread while the LLM generates. `rank` must not, because the reranker may use the same LLM.
 
@@ -66,16 +66,15 @@ class PassageFinder:
         return self.retriever is not None and not self.options.closed_book and not self.options.iterative
 
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
-        """Find the passages of each question, not yet reranked, and count how often its answer occurs in the corpus."""
+        """Find the passages of each question, and count how often its answer occurs in the corpus."""
         passages = self._find_passages(questions)
         frequencies = self._count_frequencies(questions)
         return [SearchResult(found, count) for found, count in zip(passages, frequencies, strict=True)]
 
     def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """Return passages for each question: from the index or, without an index, the contexts of the question.
+        """Return passages for each question, from the index or the question's contexts.
 
-        If there is a reranker, more passages (`candidates`) are returned, from which it selects. In a closed-book run,
-        no passages are needed.
+        A reranker gets more passages (`candidates`) to select from.
         """
         if self.options.closed_book:
             return [[] for _ in questions]
@@ -85,17 +84,14 @@ class PassageFinder:
         return [list(question.contexts[:count]) for question in questions]
 
     def rank(self, questions: Sequence[Question], passages: list[list[Passage]]) -> list[list[Passage]]:
-        """Rerank the passages found for each question and keep the best `k`. Without a reranker, nothing is changed."""
+        """Rerank the passages of each question and keep the best `k`. Without a reranker, nothing changes."""
         if self.reranker is None or self.options.closed_book:
             return passages
         queries = [question.text for question in questions]
         return rerank(self.reranker, queries, passages, self.options.k or DEFAULT_PASSAGES)
 
     def search(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """Search the index for queries, such as a question with its last answer, and return the best `k` passages of each.
-
-        The passages are reranked if there is a reranker.
-        """
+        """Search the index, and return the best `k` passages of each query. A reranker sorts them, if there is one."""
         assert self.retriever is not None
         k = self.options.k or DEFAULT_PASSAGES
         if self.reranker is None:
@@ -104,9 +100,9 @@ class PassageFinder:
         return rerank(self.reranker, list(queries), candidates, k)
 
     def _count_frequencies(self, questions: Sequence[Question]) -> list[int | None]:
-        """Count the passages of the corpus that contain the first gold answer, up to `FREQUENCY_CAP`.
+        """Count the passages of the corpus with the first gold answer, up to `FREQUENCY_CAP`.
 
-        The count is None without an index, for a remote index, and for questions without gold answer.
+        None means not counted.
         """
         if self.retriever is None or self.retriever.name == "http" or self.options.closed_book:
             return [None for _ in questions]
@@ -118,7 +114,7 @@ class PassageFinder:
 
 
 def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:
-    """Count the passages that were dropped or shortened to fit the context window.
+    """Count the passages dropped or shortened to fit the context window.
 
     Args:
         passages: All passages of a question.
@@ -133,7 +129,7 @@ def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> in
 
 @dataclass
 class IterativeAnswer:
-    """The current answer and passages of a question that is answered over several rounds of retrieval.
+    """The current answer and passages of a question, over several rounds of retrieval.
 
     Attributes:
         question: The question.
@@ -152,10 +148,10 @@ class IterativeAnswer:
 
 @dataclass(frozen=True)
 class IterativeAnswerer:
-    """Improves answers over several rounds, as the pipeline does.
+    """Improves answers over several rounds.
 
-    Each round searches with the question and its current answer, and answers again with the passages found. A question
-    is done when no new passage is found, when its answer does not change, or after `MAX_ROUNDS` rounds.
+    Each round searches with the question and its last answer, and answers again. A question is done when nothing new
+    comes up.
 
     Attributes:
         model: The LLM.
@@ -168,10 +164,7 @@ class IterativeAnswerer:
     finder: PassageFinder
 
     def refine(self, answers: Sequence[IterativeAnswer]) -> None:
-        """Improve the answers of the first round in further rounds. The `answers` are updated in place.
-
-        In each round, all questions that are not done are searched and answered together.
-        """
+        """Improve the answers of the first round in further rounds, in place."""
         for round_number in range(2, MAX_ROUNDS + 1):
             active = [state for state in answers if not state.is_done]
             if not active:
@@ -180,10 +173,7 @@ class IterativeAnswerer:
             self._answer_again([state for state in active if not state.is_done])
 
     def _search_again(self, active: Sequence[IterativeAnswer], round_number: int) -> None:
-        """Search again with each question and its current answer, and add the passages found to its best ones.
-
-        A question for which the search finds no new passage is done.
-        """
+        """Search again with each question and its current answer. A question without new passages is done."""
         options = self.finder.options
         results = self.finder.search(
             [build_follow_up_query(state.question.text, state.answer.text) for state in active]
@@ -198,7 +188,7 @@ class IterativeAnswerer:
                 state.is_done = True
 
     def _answer_again(self, active: Sequence[IterativeAnswer]) -> None:
-        """Answer each question again with its current passages. A question whose answer stays the same is done."""
+        """Answer each question again with its current passages. A question with an unchanged answer is done."""
         prompts = [self.prompts.open(state.question, state.passages) for state in active]
         completions = self.model.generate(prompts, max_tokens=self.finder.options.max_tokens)
         for state, (answer,) in zip(active, completions, strict=True):

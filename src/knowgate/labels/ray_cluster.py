@@ -31,7 +31,7 @@ START_HINT = (
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """Number of workers that the user asked for, and the resources of each.
+    """Requested number of workers, and the resources of each.
 
     Attributes:
         workers: Number of workers. 0 means one per GPU, or one per machine if the cluster has no GPUs.
@@ -73,10 +73,7 @@ class RayCluster:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[Any]:
-        """Connect to the cluster and yield the `ray` module.
-
-        The connection is closed at the end of the `with` block, unless the process was connected before.
-        """
+        """Connect to the cluster and yield the `ray` module. A connection that existed before stays open."""
         ray = import_ray()
         if ray.is_initialized():
             yield ray
@@ -88,7 +85,7 @@ class RayCluster:
             ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
-        """Start a local cluster, or connect to a running one; raises ServerError if that fails."""
+        """Start a local cluster, or connect to a running one."""
         quiet = {"log_to_driver": False, "configure_logging": False}
         if self.address == LOCAL_CLUSTER:
             ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
@@ -104,10 +101,7 @@ class RayCluster:
 
 
 def import_ray() -> Any:
-    """Import Ray with authentication and usage reports switched off, unless the user has configured them.
-
-    With authentication on, Ray would write a key into the home folder.
-    """
+    """Import Ray without authentication and usage reports. Authentication would write a key into the home folder."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with require_extra("the Ray runner", "ray"):
@@ -116,7 +110,7 @@ def import_ray() -> Any:
 
 
 def _parse_address(address: str) -> tuple[str, int]:
-    """Parse 'HOST:PORT'; an IPv6 host may be in brackets. Raises BadSetting if the address is invalid."""
+    """Parse 'HOST:PORT'. An IPv6 host may be in brackets."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         message = f"invalid address of a Ray cluster: '{address}'. Write ray:HOST:PORT, for example ray:10.0.0.5:6379."
@@ -125,7 +119,7 @@ def _parse_address(address: str) -> tuple[str, int]:
 
 
 def _check_listening(address: str) -> None:
-    """Raise ServerError if nothing listens at the address; Ray itself would keep trying for minutes."""
+    """Raise ServerError if nothing listens at the address. Ray would keep trying for minutes."""
     try:
         socket.create_connection(_parse_address(address), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
@@ -145,7 +139,7 @@ class ClusterNode:
     gpus: float
 
     def count_workers(self, cpus: float, gpus: float) -> int:
-        """Return how many workers fit on the machine if each needs this many cores and GPUs."""
+        """Return how many workers with these cores and GPUs fit on the machine."""
         counts = []
         for available, needed in ((self.cpus, cpus), (self.gpus, gpus)):
             if needed:
@@ -155,7 +149,7 @@ class ClusterNode:
 
 
 def list_nodes(ray: Any) -> list[ClusterNode]:
-    """List the machines of the connected cluster that are alive."""
+    """List the living machines of the connected cluster."""
     return [
         ClusterNode(
             node["NodeID"],
@@ -170,8 +164,6 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 
 def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> WorkerResources:
     """Decide how many workers to start, and how many cores and GPUs each gets.
-
-    Raises BadSetting if the workers do not fit on the cluster, because Ray would wait forever for free resources.
 
     Args:
         resources: What the user has asked for. Numbers left open (0 or None) are chosen here.
@@ -193,20 +185,14 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
 
 
 def _count_default_workers(nodes: Sequence[ClusterNode], gpus: float) -> int:
-    """Return the default number of workers: as many as the GPUs allow, or one per machine if workers use no GPU.
-
-    `gpus` is the number of GPUs per worker, which may be a fraction.
-    """
+    """Return the default number of workers. It is limited by the GPUs, or one per machine without GPUs."""
     if gpus:
         return max(1, sum(node.count_workers(0, gpus) for node in nodes))
     return max(1, sum(node.cpus >= 1 for node in nodes))
 
 
 def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
-    """Return the maximum number of whole cores per worker with which all `size` workers can run at once.
-
-    A worker with a GPU gets one core, which is enough.
-    """
+    """Return the most cores per worker with which all `size` workers run at once. With a GPU, one core is enough."""
     if gpus:
         return 1.0
     max_cores = int(max((node.cpus for node in nodes), default=1))
@@ -218,16 +204,13 @@ def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
 
 
 def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
-    """Raise BadSetting unless all machines of the cluster have the same version of knowgate as this one.
-
-    The results of other versions could differ.
-    """
+    """Check that all machines of the cluster have the same version of knowgate."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Ray sends the code of a nested function. A function of this module would be imported on the other machine, which
     # fails if knowgate is missing there.
     def get_version() -> str:
-        """Return the version of knowgate on the other machine; 'none' if it is not installed there."""
+        """Return the version of knowgate on the other machine, or 'none'."""
         try:
             from knowgate import core
         except ImportError:

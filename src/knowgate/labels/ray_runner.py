@@ -36,7 +36,7 @@ BATCH_SIZES = LocalRunner(first=4, largest=1_024)  # only its rule for growing b
 
 
 def is_remote_runner(runner: str | Runner | None) -> bool:
-    """Return whether a runner is the spec of a Ray cluster, such as 'ray:local'. Raises BadSetting for unknown specs."""
+    """Return whether a runner is the spec of a Ray cluster, such as 'ray:local'."""
     if not isinstance(runner, str) or runner == LOCAL_RUNNER:
         return False
     RayCluster.from_spec(runner)
@@ -58,18 +58,15 @@ def create_ray_runner(
 
 
 def connect_early(runner: Runner | None, folder: Path) -> AbstractContextManager[Any]:
-    """Connect to the Ray cluster before a new run folder is created, so that a failure leaves no empty folder.
+    """Connect to the Ray cluster before a new run folder is created.
 
-    Does nothing for other runners, or if the folder exists already.
+    A failed connection then leaves no empty folder.
     """
     return runner.connect() if isinstance(runner, RayRunner) and not folder.exists() else nullcontext()
 
 
 def require_name(what: str, value: Any) -> str | None:
-    """Return a spec or path as text; None stays None.
-
-    Raises BadSetting for other objects, because they cannot be sent to another machine. `what` names them in the error.
-    """
+    """Return a spec or path as text, or None. Other objects cannot be sent to another machine."""
     if value is None:
         return None
     if isinstance(value, str) or hasattr(value, "__fspath__"):
@@ -102,10 +99,7 @@ class RayRunner(Generic[Result]):
     sizes: LocalRunner = BATCH_SIZES
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Any]) -> Iterator[Any]:
-        """Yield results in the order in which they arrive.
-
-        `work` is ignored, because the workers create the job from its description.
-        """
+        """Yield results in the order of arrival. `work` is ignored, because the workers create the job themselves."""
         if not questions:
             return
         with self.connect() as (ray, pool):
@@ -122,7 +116,7 @@ class RayRunner(Generic[Result]):
 
 @dataclass(frozen=True)
 class QuestionBatch:
-    """Questions that are sent to a worker together.
+    """Questions sent to a worker together.
 
     Attributes:
         questions: The questions.
@@ -152,7 +146,7 @@ class WorkerHandle:
 
 @dataclass
 class RayScheduler(Generic[Result]):
-    """Sends batches to workers, collects the results, and replaces workers that die.
+    """Sends batches to workers, collects the results, and replaces dead workers.
 
     Attributes:
         runner: The runner, with the description of the job.
@@ -177,11 +171,9 @@ class RayScheduler(Generic[Result]):
     deaths: int = 0
 
     def run(self) -> Iterator[Result]:
-        """Yield results in the order in which they arrive, and stop all workers and index actors at the end.
+        """Yield results in the order of arrival, and stop all workers at the end.
 
-        A worker first says on which machine it runs, then loads the model, and then runs one batch after another. During
-        each of these calls it is in `busy`. `_receive` handles the end of a call and puts workers that are ready for a
-        batch into `idle`, from where `_send_batches` moves them back to `busy`.
+        Workers move between `busy` and `idle`.
         """
         try:
             for _ in range(min(self.pool.workers, len(self.waiting))):
@@ -196,9 +188,9 @@ class RayScheduler(Generic[Result]):
                 self.ray.kill(actor)
 
     def _receive(self, worker: WorkerHandle, reference: Any) -> Iterator[Result]:
-        """Handle the end of a call to a worker: it returned a result, reported an error, or died.
+        """Handle the end of a call: the worker returned a result, reported an error, or died.
 
-        After an error of its GPU, a worker cannot continue, so it is killed and treated as dead.
+        A GPU error counts as death.
         """
         from ray.exceptions import RayError
 
@@ -223,7 +215,7 @@ class RayScheduler(Generic[Result]):
         return WorkerEnvironment(str(Path.cwd()), has_gpu=bool(self.pool.gpus))
 
     def _start_worker(self) -> None:
-        """Start a worker, and call it to ask on which machine it runs. `busy` maps the call to the worker."""
+        """Start a worker, and ask for its machine. `busy` maps the call to the worker."""
         actor_class = self.ray.remote(RayWorker).options(
             num_cpus=self.pool.cpus, num_gpus=self.pool.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
@@ -231,12 +223,12 @@ class RayScheduler(Generic[Result]):
         self.busy[worker.actor.get_node.remote()] = worker
 
     def _create_job(self, worker: WorkerHandle, node: str) -> None:
-        """Call a worker to load its model. It searches with the index actor of its machine, if the job has an index."""
+        """Tell a worker to load its model. All workers of a machine share one index."""
         index = self._get_index(node) if self.runner.job.index else None
         self.busy[worker.actor.create_job.remote(self.runner.job, self._environment, index)] = worker
 
     def _get_index(self, node: str) -> Any:
-        """Return the index actor of a machine, and start it on first use; Ray restarts it if it dies."""
+        """Return the index actor of a machine. The first use starts the actor."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if node not in self.indexes:
@@ -249,8 +241,6 @@ class RayScheduler(Generic[Result]):
 
     def _handle_death(self, worker: WorkerHandle, error: Exception) -> Iterator[Result]:
         """Replace a dead worker, and schedule the questions of its batch again.
-
-        Yields a failed result if the batch was a single question that has killed too many workers.
 
         Raises:
             ModelError: Too many workers died in a row, without finishing a batch.
@@ -270,9 +260,9 @@ class RayScheduler(Generic[Result]):
             self._start_worker()
 
     def _retry(self, batch: QuestionBatch, reason: str) -> Iterator[Result]:
-        """Schedule the two halves of a batch again, so that a question that kills workers is found.
+        """Schedule the two halves of a batch again, to find the question that kills workers.
 
-        A single question is tried `MAX_TRIES` times; then its failed result is yielded.
+        A single question fails after `MAX_TRIES`.
         """
         if len(batch.questions) > 1:
             middle = (len(batch.questions) + 1) // 2
@@ -286,10 +276,9 @@ class RayScheduler(Generic[Result]):
     # --- results ----------------------------------------------------------------------------------
 
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
-        """Handle what a worker returned, and yield it if it is the result of a batch.
+        """Handle the result of a worker.
 
-        A worker that has no batch is starting. It first returns the id of its machine (a string) and is told to load
-        the model. Then it returns the fingerprints of its model and index (a dict), and is ready for batches.
+        A starting worker returns its machine id (text), then its fingerprints (dict), then batches.
         """
         if worker.batch is not None:
             self.deaths = 0
@@ -304,7 +293,7 @@ class RayScheduler(Generic[Result]):
         self.idle.append(worker)
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
-        """Raise BadSetting if a worker has loaded other files (model, prompts, index) than this machine."""
+        """Raise BadSetting if a worker has loaded another model, prompts or index."""
         differences = [
             f"the fingerprint of its {name} is {identity.get(name)} instead of {expected}"
             for name, expected in self.runner.identity.items()
@@ -317,12 +306,9 @@ class RayScheduler(Generic[Result]):
             )
 
     def _handle_error(self, worker: WorkerHandle, result: WorkerResult[Any]) -> Iterator[Result]:
-        """Handle an error that a worker reported; unlike a dead worker, it can continue.
+        """Handle an error of a living worker.
 
-        An unexpected error may come from a single question. So the questions of the batch are run again one by one, and
-        a question that fails alone gets a failed result. The run stops if other questions would fail in the same way:
-        if the worker was starting, or for an error of knowgate. (The job itself turns knowgate's errors about a single
-        question into failed rows.)
+        After an unexpected error, the questions of the batch are run one by one.
         """
         reason = str(result.error)
         if result.error_class:
@@ -339,10 +325,7 @@ class RayScheduler(Generic[Result]):
         self.idle.append(worker)
 
     def _send_batches(self) -> None:
-        """Send waiting batches to idle workers.
-
-        Workers for which no batch is left stay idle, because a batch of another worker may have to be run again.
-        """
+        """Send waiting batches to idle workers. Workers without a batch stay idle, in case a batch must be repeated."""
         while self.idle and (self.waiting or self.retries):
             worker = self.idle.pop()
             worker.batch = self._take_batch(worker.size)
@@ -350,9 +333,9 @@ class RayScheduler(Generic[Result]):
             self.busy[worker.actor.run.remote(worker.batch.questions)] = worker
 
     def _take_batch(self, size: int) -> QuestionBatch:
-        """Take the next batch: one to run again, or up to `size` new questions.
+        """Take the next batch: one to repeat, or up to `size` new questions.
 
-        When few questions are left, the batch is only this worker's share, so that all workers finish together.
+        The last questions are shared among all workers.
         """
         if self.retries:
             return self.retries.popleft()

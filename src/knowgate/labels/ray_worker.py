@@ -22,7 +22,7 @@ JobResult = TypeVar("JobResult", covariant=True)
 
 
 class Job(Protocol[JobResult]):
-    """Work on a batch of questions, such as labeling; `identity` holds the fingerprints of its model and index."""
+    """Work on a batch of questions, such as labeling. `identity` has the fingerprints of its model and index."""
 
     @property
     def identity(self) -> dict[str, str]: ...
@@ -31,9 +31,9 @@ class Job(Protocol[JobResult]):
 
 
 class JobSpec(Protocol[JobResult]):
-    """Description of a job that can be sent to another machine, which creates the job from it.
+    """Description of a job that can be sent to another machine.
 
-    `index` is the path or spec of the index that the job searches; None if it searches none.
+    `index` is the path or spec of the searched index, or None.
     """
 
     @property
@@ -54,8 +54,7 @@ class WorkerEnvironment:
     def activate(self) -> None:
         """Apply the environment to this process.
 
-        The working directory becomes that of the caller, if it exists on this machine, so that relative paths work.
-        GPUs are hidden from a worker that may not use any.
+        Sets the caller's working directory, and hides GPUs from workers without one.
         """
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
@@ -65,7 +64,7 @@ class WorkerEnvironment:
 
 @dataclass(frozen=True)
 class WorkerResult(Generic[Result]):
-    """The return value of a call to a worker, or the error that the call raised.
+    """The result of a call to a worker, or its error.
 
     Attributes:
         value: Return value of the call.
@@ -87,7 +86,7 @@ class WorkerResult(Generic[Result]):
 
 
 def return_errors(method: Callable[..., Any]) -> Callable[..., WorkerResult[Any]]:
-    """Decorate a method of a worker: it returns its result or its error, and never raises, so that the worker survives."""
+    """Decorate a method of a worker to return errors instead of raising them."""
 
     @functools.wraps(method)
     def call(*arguments: Any) -> WorkerResult[Any]:
@@ -110,7 +109,7 @@ class RayWorker:
 
     @return_errors
     def get_node(self) -> str:
-        """Return the id of the machine that Ray placed the worker on."""
+        """Return the id of the worker's machine."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
@@ -130,13 +129,13 @@ class RayWorker:
 
     @return_errors
     def run(self, questions: Sequence[Question]) -> Any:
-        """Run the job on a batch of questions; `create_job` must have been called."""
+        """Run the job on a batch of questions. Call `create_job` first."""
         assert self._job is not None
         return self._job(questions)
 
 
 class SharedIndex:
-    """The index of one machine, loaded once (at the first search) and shared by all workers on it."""
+    """The index of one machine, shared by all its workers. The first use loads it."""
 
     def __init__(self, index: str, environment: WorkerEnvironment) -> None:
         self._index = index
@@ -159,7 +158,7 @@ class SharedIndex:
 
 
 class SharedIndexRetriever:
-    """Retriever that sends its searches to the `SharedIndex` actor of the same machine."""
+    """Retriever that searches in the `SharedIndex` of the same machine."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
@@ -170,7 +169,7 @@ class SharedIndexRetriever:
         return list(self._call(self._index.search, list(queries), k))
 
     def _call(self, method: Any, *arguments: Any) -> Any:
-        """Call a method of the index actor; raises the error that it reports."""
+        """Call a method of the index actor, and raise any reported error."""
         import ray
 
         result = ray.get(method.remote(*arguments))

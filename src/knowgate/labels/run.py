@@ -48,7 +48,7 @@ class LabelProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[LabelRow], seconds: float) -> LabelProgress:
-        """Return the progress after more rows; `seconds` is the duration of the session so far."""
+        """Return the progress after more rows. `seconds` is the duration of this session."""
         return replace(
             self,
             done=self.done + len(rows),
@@ -69,7 +69,7 @@ def run_labeling(
     retry_failed: bool = False,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
 ) -> LabelProgress:
-    """Label all questions that have no row yet, and write every finished batch to disk.
+    """Label all questions without a row, and write every finished batch.
 
     Args:
         folder: Run folder; may hold an interrupted run with the same settings.
@@ -112,10 +112,7 @@ def run_labeling(
 def _run_batches(
     runner: Runner, questions: Sequence[Question], labeler: Labeler, write: Callable[[LabeledBatch], None]
 ) -> None:
-    """Label all questions in batches, and write each batch when it is finished.
-
-    With a `LocalRunner`, other threads search, grade and write while the LLM answers the next batch.
-    """
+    """Label all questions in batches, and write each finished batch."""
     if not isinstance(runner, LocalRunner):
         for batch in runner.run(questions, labeler.label):
             write(batch)
@@ -131,10 +128,9 @@ def choose_local_runner(model: Model) -> LocalRunner:
 
 
 def group_by_length(questions: Sequence[Question]) -> list[Question]:
-    """Reorder questions so that neighbors have similar lengths, because batches then need little padding.
+    """Reorder questions to put similar lengths side by side.
 
-    Groups of `PORTION_SIZE` questions are shuffled, so that the speed so far predicts the remaining time. Fewer
-    questions than one group keep their order.
+    Groups are shuffled, so the speed so far predicts the remaining time.
     """
     if len(questions) <= PORTION_SIZE:
         return list(questions)
@@ -168,9 +164,9 @@ def _record_totals(folder: RunFolder, progress: LabelProgress) -> None:
 
 
 def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: str) -> dict[str, Any]:
-    """Return the settings that identify a run. Two runs with equal settings have equal rows.
+    """Return the settings that identify a run.
 
-    Settings of unused features are left out, so that runs of older versions, which lack them, can be continued.
+    Unused settings are left out, so runs of older versions can be continued.
     """
     options, retriever, reranker = labeler.options, labeler.retriever, labeler.reranker
     settings: dict[str, Any] = {
@@ -211,11 +207,9 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the current settings in the form in which the version that started the run recorded them.
+    """Return the settings in the form of the version that started the run.
 
-    A run can be continued only if the current settings equal the recorded ones. Older versions recorded two settings
-    differently, so these are converted. `open_prompts` was not recorded at all. `k`, the number of passages, was
-    recorded as None if the user did not set it. The settings of a new run are returned unchanged.
+    Older versions lack `open_prompts`, and a default `k` is None.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
     if not is_started:
@@ -229,7 +223,7 @@ def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> di
 
 
 def build_synthetic_setting(questions: Sequence[Question]) -> dict[str, int]:
-    """Return the setting `synthetic`, the number of questions that an LLM wrote; empty if there are none."""
+    """Return the setting `synthetic`: the number of questions written by an LLM."""
     count = sum(question.is_synthetic for question in questions)
     return {"synthetic": count} if count else {}
 
@@ -241,7 +235,7 @@ def fingerprint_questions(questions: Sequence[Question]) -> str:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return the start time, package versions and machine type, which are recorded for reproducibility."""
+    """Return the start time, package versions and machine type, for reproducibility."""
     versions = {}
     for package in RECORDED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -35,10 +35,9 @@ COMMAND = (sys.executable, "-P", "-m", "knowgate.labels.worker_processes")
 
 
 def count_workers(finder: PassageFinder, n_questions: int) -> int:
-    """Return how many worker processes a label run should have: one for two cores, but at most `MAX_WORKERS`.
+    """Return how many worker processes a label run should have.
 
-    Returns 0 for short runs and for machines with few cores, where workers would save no time. Also returns 0 unless
-    the retriever is a BM25 index on disk: other retrievers need a GPU or a server, or exist only in this process.
+    0 if workers would save no time or cannot search the index.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     can_search = finder.can_prefetch and isinstance(finder.retriever, Bm25Retriever) and finder.retriever.folder
@@ -48,10 +47,9 @@ def count_workers(finder: PassageFinder, n_questions: int) -> int:
 
 
 class WorkerProcesses:
-    """Searches passages and grades answers in other processes, the workers. The results equal those of this process.
+    """Searches passages and grades answers in other processes (workers).
 
-    This process does the work itself until the workers are ready, and after one of them has failed. So a run with
-    workers succeeds or fails exactly as one without.
+    This process does the work itself until the workers are ready, and after a failure.
 
     Args:
         finder: Finds the passages. If there are workers, its retriever must be a BM25 index on disk.
@@ -66,7 +64,7 @@ class WorkerProcesses:
         self._workers: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
-        """Start the workers in a thread, because opening an index can take seconds."""
+        """Start the workers in a thread. Opening an index can take seconds."""
         if self.count:
             threading.Thread(target=self._start, name="knowgate-workers", daemon=True).start()
 
@@ -90,7 +88,7 @@ class WorkerProcesses:
     def run(self, task: str, items: Sequence[Any]) -> list[Any] | None:
         """Divide the items of a task among the workers, and return one result per item.
 
-        Returns None if the workers are not ready or one of them fails. The caller then does the work itself.
+        None if the workers cannot be used.
 
         Args:
             task: "search" or "grade".
@@ -103,9 +101,7 @@ class WorkerProcesses:
         return None if replies is None else [result for reply in replies for result in reply]
 
     def _request(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Send each request to a worker of its own, and return the replies in the same order.
-
-        Returns None if a worker failed. All workers are then closed, and this process does the work itself.
+        """Send each request to a worker of its own, and return the replies. None if a worker failed.
 
         Args:
             requests: The requests, at most one per worker.
@@ -124,7 +120,7 @@ class WorkerProcesses:
                 raise
 
     def _start(self) -> None:
-        """Start all workers, and wait until they have opened the index."""
+        """Start all workers, and wait for the index to open."""
         finder, retriever = self._finder, self._finder.retriever
         assert isinstance(retriever, Bm25Retriever)
         first_request = [
@@ -143,14 +139,14 @@ class WorkerProcesses:
 
 @dataclass(frozen=True)
 class WorkerGrader(StringGrader):
-    """Grades as `StringGrader` does, in worker processes."""
+    """Grader like `StringGrader`, but in worker processes."""
 
     workers: WorkerProcesses = field(kw_only=True)
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Grade each answer, as an answer to the question at the same position.
+        """Grade each answer to the question at the same position.
 
-        Consecutive answers to the same question are sent to a worker as one item.
+        Neighboring answers to one question are sent together.
         """
         items: list[list[Any]] = []
         previous: Question | None = None
@@ -170,7 +166,7 @@ class WorkerGrader(StringGrader):
 
 
 def main() -> None:
-    """Run a worker: answer the requests on stdin until it is closed. The first line names the index."""
+    """Run a worker: answer the requests on stdin. The first line names the index."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder, fingerprint, k = json.loads(sys.stdin.readline())
     retriever = open_bm25(folder)
@@ -201,7 +197,7 @@ def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
 
 
 def _grade(name: Any, text: str, answers: list[str], choices: list[str], letter: str, texts: list[str]) -> list[Any]:
-    """Grade several answers to a question with the string grader of this name; return the fields of the grades."""
+    """Grade several answers to a question, and return the fields of the grades."""
     question = Question(text, answers=tuple(answers), choices=tuple(choices), meta={"gold_letter": letter})
     return [astuple(grade) for grade in StringGrader(name).grade(texts, [question] * len(texts))]
 

@@ -74,7 +74,7 @@ def load_model(spec: str) -> Model:
 
 
 def _suggest_spec(spec: str) -> str:
-    """Return the spec that the user probably meant by a model name without a prefix, or ''."""
+    """Return a spec to suggest for a model name without a prefix, or ''."""
     name, _ = split_spec(spec)
     if name in MODELS or name in find_plugins("knowgate.models"):
         return ""

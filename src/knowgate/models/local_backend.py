@@ -60,9 +60,9 @@ class GeneratedAnswer:
     states: dict[int, Any] = field(default_factory=dict)
 
     def cut(self, max_tokens: int) -> GeneratedAnswer:
-        """Return a copy with at most the first `max_tokens` tokens, without hidden states.
+        """Return a copy with at most `max_tokens` tokens, without hidden states.
 
-        If tokens are cut off, the copy is not finished.
+        A shortened copy is not finished.
         """
         is_whole = len(self.tokens) <= max_tokens
         return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
@@ -99,8 +99,7 @@ class LocalBackend(Backend):
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         """Start an answer that grows while the caller iterates.
 
-        With the handle of a draft as `resume`, the answer begins with that draft. With None, it is empty at first. A
-        backend that cannot stream returns the complete answer and an empty iterator.
+        With `resume`, the answer begins with a draft.
 
         Returns:
             The answer, and an iterator. Each step of the iterator adds one token to the answer, in place.
@@ -133,10 +132,7 @@ class LocalBackend(Backend):
         return [list(ids) for ids in encoding["input_ids"]]
 
     def render(self, text: str) -> str:
-        """Return the text as a user message in the chat template, up to where the answer begins.
-
-        Returns the text unchanged if the model has no chat template.
-        """
+        """Return the text as a user message in the model's chat template, if there is one."""
         if not self.has_template:
             return text
         if self._fast_template is not None and tokenization.is_plain_text(text):
@@ -150,9 +146,9 @@ class LocalBackend(Backend):
 
     @functools.cached_property
     def _fast_template(self) -> tokenization.TurnTemplate | None:
-        """A fast replacement for the chat template, to be used only for text without brackets, braces and bars.
+        """A fast replacement for the chat template, or None.
 
-        None if the chat template cannot be replaced, for example because it prints the current date.
+        Use it only for text without brackets, braces and bars.
         """
         tokenizer = self.tokenizer
         return tokenization.extract_fast_template(
@@ -160,10 +156,9 @@ class LocalBackend(Backend):
         )
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one.
+        """Return the token ids of each prompt, inside the chat template if there is one.
 
-        The ids of recent prompts are cached, because a prompt is usually tokenized twice: first to check its length, and
-        then to read it.
+        Recent prompts are cached.
         """
         cache = self._encoded_prompts
         with ENCODE_LOCK:
@@ -186,12 +181,9 @@ class LocalBackend(Backend):
         return {}
 
     def encode_label_prompts(self, prompts: Sequence[LabelPrompt], label_ids: Sequence[int]) -> list[LabelPromptTokens]:
-        """Tokenize label prompts so that every label in them is a separate token.
+        """Tokenize label prompts so that every label is a separate token.
 
-        A label prompt asks the LLM for several labels, such as 'true' or 'false'. It has an optional prefix, and parts.
-        The LLM predicts a label at the end of each part. Every part but the first begins with the label of the part
-        before it: 'Is 1 odd?', ' true. Is 2 odd?'. Prefix and parts are tokenized separately. Otherwise some
-        tokenizers would merge a label with the text before it.
+        Example of parts: 'Is 1 odd?', ' true. Is 2 odd?'.
 
         Args:
             prompts: The prompts.
@@ -237,10 +229,9 @@ class LocalBackend(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
+        """Return `n` completions per prompt, sampled if temperature > 0.
 
-        With `resume`, the handles of drafts (beginnings of answers) that `read` has returned, there is one completion
-        per prompt, which begins with its draft.
+        With `resume`, each completion continues a draft.
         """
         if resume is not None:
             check_resume_options(temperature, n)
@@ -272,10 +263,9 @@ class LocalBackend(Backend):
         return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the greedy answer piece by piece, then return it as a `Completion`.
+        """Yield the greedy answer piece by piece, then return a `Completion`.
 
-        A piece is yielded as soon as its characters are complete. With `resume`, the handle of a draft (the beginning of
-        an answer), the text of the draft comes first.
+        With `resume`, the text of a draft comes first.
         """
         answer, steps = self._start_stream(prompt, max_tokens, resume)
         decoder = tokenization.IncrementalDecoder(self.tokenizer)
@@ -302,9 +292,9 @@ class LocalBackend(Backend):
         return self._score_answers(self._encode(prompts, max_tokens=longest), answer_ids)
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels after each part of each prompt (parts x labels).
+        """Return the logits of the labels after each part of each prompt.
 
-        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
+        Each array has the shape parts x labels.
         """
         label_ids = tokenization.encode_labels(self.tokenize, labels)
         return self._read_labels(self.encode_label_prompts(prompts, label_ids), label_ids)
@@ -339,7 +329,7 @@ class LocalBackend(Backend):
             )
 
     def _encode(self, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
-        """Tokenize prompts; raises BadInput if one is empty or leaves no room for `max_tokens` in the context window."""
+        """Tokenize prompts, and check that each fits the context window with its answer."""
         ids = self.encode_all(prompts)
         for row in ids:
             if not row:
@@ -375,18 +365,18 @@ class LocalBackend(Backend):
         return functools.cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=False)))
 
     def _sample_layers(self, request: SignalRequest) -> list[int]:
-        """Return the requested layer of the samples' hidden states, in a list; an empty list if none is requested.
+        """Return the requested layer of the samples' hidden states, in a list.
 
-        A request names at most one such layer. It is returned as a list, because the decoding functions take lists.
+        The list is empty if no layer is requested.
         """
         if request.sample_layer is None or not request.samples:
             return []
         return self._resolve_layers([request.sample_layer])
 
     def _resolve_layers(self, layers: Sequence[int]) -> list[int]:
-        """Convert negative layer numbers, which count from the end; raises BadSetting if a layer does not exist.
+        """Convert negative layer numbers to positive ones.
 
-        In a model with 5 hidden states, [0, -1] becomes [0, 4].
+        Example: in a model with 5 hidden states, [0, -1] becomes [0, 4].
         """
         for layer in layers:
             if not -self.depth <= layer < self.depth:

@@ -86,7 +86,7 @@ def write_manifest(folder: Path, manifest: RecordingManifest) -> None:
 def append_calls(folder: Path, calls: Sequence[Mapping[str, Any]]) -> None:
     """Append calls to the recording, each with a hash of its result.
 
-    First removes an incomplete last line, which a run leaves if it is killed while it writes.
+    An incomplete last line is removed first.
     """
     rows = [{**call, "digest": compute_result_digest(call["result"])} for call in calls]
     text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
@@ -115,9 +115,9 @@ def parse_result(line: bytes, key: str) -> Any:
 
 
 def index_calls(folder: Path) -> dict[str, int]:
-    """Return, for each key, the byte offset of its line in calls.jsonl.
+    """Return the byte offset in calls.jsonl for each key.
 
-    If a key was recorded several times, its last line counts. An incomplete line at the end of the file is ignored.
+    If a key was recorded twice, the last line counts.
     """
     path = folder / CALLS_FILE
     offsets: dict[str, int] = {}
@@ -142,7 +142,7 @@ def encode_array(array: Vector) -> dict[str, Any]:
 
 
 def decode_array(value: Mapping[str, Any]) -> Vector:
-    """Convert a JSON object from `encode_array` back to an array; raises BadInput if a value is not finite."""
+    """Convert a JSON object from `encode_array` back to an array."""
     data = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype="<f4")
     if not np.isfinite(data).all():
         raise BadInput("an array contains NaN or infinite values.")
@@ -166,7 +166,7 @@ def decode_completion(value: Mapping[str, Any]) -> Completion:
 
 
 def encode_reading(reading: Reading) -> dict[str, Any]:
-    """Convert a reading (the signals of a prompt) to JSON, without the handle that continues its draft."""
+    """Convert a reading (the signals of a prompt) to JSON, without its draft handle."""
     return {
         "draft": None if reading.draft is None else encode_completion(reading.draft),
         "hidden": {str(layer): encode_array(state) for layer, state in reading.hidden.items()},
@@ -177,7 +177,7 @@ def encode_reading(reading: Reading) -> dict[str, Any]:
 
 
 def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
-    """Convert JSON to a reading (the recorded signals of a prompt); `resume` is its handle to continue the draft."""
+    """Convert JSON to a reading (the signals of a prompt). `resume` is its draft handle."""
     draft = value["draft"]
     states = value.get("sample_states")
     return Reading(

@@ -27,7 +27,7 @@ SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
 @dataclass(frozen=True)
 class RecordedHandle:
-    """Identifies a draft (the beginning of an answer), so that it can be continued while recording or in a replay.
+    """Identifies a recorded draft, so that the draft can be continued.
 
     Args:
         key: Key of the recorded call that returned the draft.
@@ -39,9 +39,9 @@ class RecordedHandle:
 
 
 class RecordingModel(Backend):
-    """Forwards all calls to `model` and appends every result to a folder.
+    """Forwards all calls to `model` and records every result in a folder.
 
-    Results are written after each call, so a run that is killed keeps the results of all finished calls.
+    Results are written after each call.
 
     Args:
         model: The model to record.
@@ -83,10 +83,9 @@ class RecordingModel(Backend):
         return self._model.workers
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Let the recorded model read the prompts, record the results, and return them.
+        """Let the recorded model read the prompts, and record the results.
 
-        A reading may have a handle (`resume`) with which its draft can be continued later. The handle is wrapped in a
-        `RecordedHandle`, so that the continuation can be recorded too.
+        Draft handles are wrapped, so that continuations are recorded too.
         """
         self._prepare_folder()
         readings = list(self._model.read(prompts, request))
@@ -107,10 +106,9 @@ class RecordingModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Generate completions with the recorded model, record them, and return them.
+        """Generate completions with the recorded model, and record them.
 
-        With `resume`, the completions continue drafts that `read` returned. Each item is a `RecordedHandle`, as `read`
-        returns it. It contains the handle of the recorded model.
+        `resume` takes handles from `read`.
         """
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
         unwrapped = None if resume is None else [check_resume_handle(handle, RecordedHandle).inner for handle in resume]
@@ -123,12 +121,9 @@ class RecordingModel(Backend):
         return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Stream an answer of the recorded model, and record it as if `generate` had returned it.
+        """Stream an answer of the recorded model, and record it at the end.
 
-        The answer is recorded when the stream ends. A stream that is closed early is not recorded.
-
-        With `resume`, the answer continues a draft. `resume` is a `RecordedHandle`, as `read` returns it. It contains
-        the handle of the recorded model.
+        `resume` takes a handle from `read`.
         """
         handles = None if resume is None else [resume]
         options = _generate_options(1, max_tokens, temperature=0.0, n=1, seed=None, resume=handles)
@@ -170,7 +165,7 @@ class RecordingModel(Backend):
     def _record(
         self, method: str, prompts: Sequence[AnyPrompt], options: Sequence[Mapping[str, Any]], results: Iterable[Any]
     ) -> list[str]:
-        """Append the results of a call to the folder, one per prompt, and return the keys to find them by.
+        """Append the results of a call to the folder, and return their keys.
 
         Args:
             method: Name of the method that was called, such as 'read'.
@@ -279,10 +274,9 @@ class ReplayModel(Backend):
 
 
 def _reading_options(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a request to `read` that are part of the key under which the result is recorded.
+    """Return the fields of a request that belong to its recording key.
 
-    Releases after the first added fields. These are left out if they have their default values, so that a request has
-    the same key as in older recordings.
+    Newer fields are omitted when they have default values.
     """
     options = asdict(request)
     sampling = options.pop("sampling")
@@ -299,10 +293,9 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
 def _generate_options(
     n_prompts: int, max_tokens: int, temperature: float, n: int, seed: int | None, resume: Sequence[object] | None
 ) -> list[dict[str, Any]]:
-    """Return, for each prompt, the options of a call of `generate`.
+    """Return the options of `generate` for each prompt, as part of its recording key.
 
-    A recorded result is found again by a key, which is a hash of the prompt and these options. If drafts are continued,
-    the options of a prompt include the key under which its draft was recorded.
+    `resume` is the key of the continued draft.
     """
     common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}
     draft_keys: list[str | None] = [None] * n_prompts

@@ -30,7 +30,7 @@ CLOCK_FUNCTION = "strftime_now"  # called by templates that print the date
 
 @dataclass(frozen=True)
 class LabelPromptTokens:
-    """Token ids of a `LabelPrompt`, a prompt in which the LLM predicts labels such as 'true' or 'false'.
+    """Token ids of a label prompt. The LLM predicts labels, such as 'true', inside it.
 
     Args:
         ids: The tokens of the whole prompt.
@@ -44,7 +44,7 @@ class LabelPromptTokens:
 
 
 def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str]) -> list[int]:
-    """Return the first token of each label. A label is a word that answers a prompt, such as 'true' or 'false'.
+    """Return the first token of each label, such as 'true' or 'false'.
 
     Args:
         tokenize: Returns the token ids of a text.
@@ -65,10 +65,9 @@ def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str
 def join_label_parts(
     prefix: Sequence[int], parts: Sequence[Sequence[int]], label_ids: Sequence[int]
 ) -> LabelPromptTokens:
-    """Concatenate a prefix and the parts of a label prompt, and note where each part ends.
+    r"""Join the parts of a label prompt, and note where each part ends.
 
-    The LLM predicts a label, such as 'true' or 'false', at the end of each part. Every part but the first begins with
-    the label of the part before it: 'Is 1 odd?', ' true\\nIs 2 odd?', ' false\\nIs 3 odd?'.
+    Example: 'Is 1 odd?', ' true\nIs 2 odd?'.
 
     Args:
         prefix: Token ids of the prefix.
@@ -91,7 +90,7 @@ def join_label_parts(
 
 
 def split_positions(values: Vector, prompts: Sequence[LabelPromptTokens]) -> list[Vector]:
-    """Split an array with values for all label positions of all prompts into one array per prompt.
+    """Split values for the label positions of all prompts into one array per prompt.
 
     Args:
         values: One row per label position. The positions of the first prompt come first.
@@ -107,9 +106,9 @@ def split_positions(values: Vector, prompts: Sequence[LabelPromptTokens]) -> lis
 
 
 def find_common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the tokens that all prompts begin with; `rows` are the token ids of each prompt.
+    """Return the tokens that all prompts begin with.
 
-    The last token of a prompt never counts as shared, because the model must read it to predict the next token.
+    The last token of a prompt never counts as shared.
     """
     shared = os.path.commonprefix([list(row) for row in rows])  # noqa: RUF071 - these are tokens, not paths
     return list(shared)[: min(map(len, rows)) - 1]
@@ -164,9 +163,9 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
 
 
 def extract_fast_template(render: Callable[[str], str], special: Sequence[str], template: str) -> TurnTemplate | None:
-    """Find the fixed texts that a chat template puts before and after each message, to render messages faster.
+    """Find the fixed texts that a chat template puts around a message.
 
-    The result may be used only for plain messages, without brackets, braces and bars.
+    Use them only for messages without brackets, braces and bars.
 
     Args:
         render: Applies the model's chat template to a message.
@@ -193,7 +192,10 @@ def is_plain_text(text: str) -> bool:
 
 
 def escape_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
-    """Insert a space into every special token in a text, so that user text cannot end its own chat message."""
+    """Insert a space into every special token in a text.
+
+    So user text cannot end its own chat message.
+    """
     for token in special_tokens:
         if len(token) > 1:
             text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -204,10 +206,7 @@ def escape_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
 
 
 def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of many answers, without special tokens.
-
-    The fast tokenizers of transformers decode them in one call, which uses all cores and lets other threads run.
-    """
+    """Return the texts of many answers, without special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or _rewrites_spaces(tokenizer):
         return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
@@ -218,8 +217,7 @@ def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
 class IncrementalDecoder:
     """Decodes the tokens of one answer to text while they are generated.
 
-    A token may end in the middle of a character, so the decoder holds back text that a later token may still change.
-    All pieces that it returns add up to the decoded answer, without spaces at its ends.
+    Text ending inside a character is held back.
 
     Args:
         tokenizer: A transformers tokenizer, or an object with the same decoding methods.
@@ -255,10 +253,7 @@ class IncrementalDecoder:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _ends_in_byte(self, tokens: Sequence[int]) -> bool:
-        """Return whether the last visible token stands for a single byte, such as '<0xE4>'.
-
-        A character may have several bytes, so its text is not final until the next byte is known.
-        """
+        """Return whether the last visible token stands for a single byte, such as '<0xE4>'."""
         for token in reversed(tokens):
             [name] = self.tokenizer.convert_ids_to_tokens([token])
             if BYTE_TOKEN_PATTERN.fullmatch(name):
@@ -269,10 +264,9 @@ class IncrementalDecoder:
 
 
 def _rewrites_spaces(tokenizer: Any) -> bool:
-    """Return whether the tokenizer removes spaces from decoded text, as in "do n't" -> "don't".
+    """Return whether the tokenizer removes spaces from decoded text.
 
-    With such a tokenizer, no text is final before the answer is complete. transformers never does this for BPE
-    tokenizers, whatever their settings say.
+    Example: "do n't" becomes "don't".
     """
     if not tokenizer.clean_up_tokenization_spaces:
         return False

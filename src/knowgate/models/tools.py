@@ -45,10 +45,9 @@ def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: 
 
 
 def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
-    """Return the token with which a model's tool calls begin, such as '<tool_call>'.
+    """Return the first token of a model's tool calls, such as '<tool_call>'.
 
-    The chat template is rendered twice, without and with a tool call as the answer. The call begins where the two texts
-    differ.
+    It is found by rendering the chat template twice.
 
     Raises:
         UnsupportedSignal: The chat template does not show how a call begins.

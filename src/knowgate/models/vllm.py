@@ -69,7 +69,7 @@ class VllmModel(LocalBackend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash that identifies the weights. It differs from that of hf:, because vLLM rounds differently."""
+        """Hash of the weights. It differs from the hash of hf: models."""
         from knowgate.models.hf.loader import compute_fingerprint
 
         return f"vllm-{compute_fingerprint(self.source, lambda: self._config.hf_config)}"
@@ -119,10 +119,9 @@ class VllmModel(LocalBackend):
         ]
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
-        """Return the log-probabilities of the labels at each label position (positions x labels) per prompt.
+        """Return the log-probabilities of the labels at each position (positions x labels).
 
-        vLLM gets one request per position, which contains the prompt up to there. It computes the tokens that the
-        requests share only once.
+        vLLM gets one request per position.
         """
         beginnings = [prompt.ids[: position + 1] for prompt in prompts for position in prompt.positions]
         with self.lock:
@@ -203,10 +202,7 @@ class VllmModel(LocalBackend):
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 
     def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[GeneratedAnswer]:
-        """Continue drafts (beginnings of answers) until they end or have `max_tokens` tokens, all in one batch.
-
-        Drafts that the model has ended stay as they are. Drafts with more than `max_tokens` tokens are cut.
-        """
+        """Continue drafts in one batch, until they end or have `max_tokens` tokens."""
         copies = [replace(handle, draft=handle.draft.cut(max_tokens)) for handle in drafts]
         unfinished = [copy for copy in copies if not copy.draft.finished and len(copy.draft.tokens) < max_tokens]
         inputs = [[*copy.ids, *copy.draft.tokens] for copy in unfinished]  # token ids of prompt and draft
@@ -220,9 +216,9 @@ class VllmModel(LocalBackend):
         return [copy.draft for copy in copies]
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
-        """Return the complete answer, and an empty iterator because no tokens are left to add.
+        """Return the complete answer and an empty iterator.
 
-        vLLM's offline engine cannot stream. With `resume`, the answer continues the draft of that handle.
+        vLLM's offline engine cannot stream.
         """
         if resume is None:
             empty_draft = GeneratedAnswer()
@@ -233,10 +229,7 @@ class VllmModel(LocalBackend):
 
 
 def _parse_answer(output: Any) -> GeneratedAnswer:
-    """Convert a completion of vLLM to an answer.
-
-    If the LLM ended the completion, its last token is an end token, which is left out.
-    """
+    """Convert a completion of vLLM to an answer, without the end token."""
     is_finished = output.finish_reason == "stop"
     tokens = list(output.token_ids)
     if is_finished:

@@ -44,7 +44,7 @@ class PassageSource:
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """Label runs whose passages were selected the same way, and the scores of each gate on them."""
+    """Label runs with the same passage selection, and the gates' scores on them."""
 
     source: PassageSource
     table: LabelTable
@@ -54,11 +54,9 @@ class ScoredTable:
 def build_beta_tables(
     runs: Sequence[Path], gates: Sequence[str], *, plug_in: bool = False, drop_seen: bool = False
 ) -> list[TextTable]:
-    """Build one table per gate that shows its accuracy and retrieval rate at each beta.
+    """Build one table per gate with accuracy and retrieval rate at each beta.
 
-    Beta is the confidence above which the LLM answers directly, without retrieval. If the passages of the runs were
-    selected in several ways, for example by different rerankers, each table compares these ways, like Table 3 of the CBDR
-    paper. A gate that cannot be scored on the runs of every way has no table then.
+    Above the confidence beta, the LLM answers without retrieval.
 
     Args:
         runs: Label runs. Runs whose passages were selected the same way are joined.
@@ -92,7 +90,7 @@ def group_by_passage_source(runs: Sequence[Path]) -> dict[PassageSource, list[Pa
 
 
 def read_passage_source(settings: dict[str, Any]) -> PassageSource:
-    """Read from the settings of a label run how its passages were selected."""
+    """Read from a label run's settings how its passages were selected."""
     retriever = settings.get("retriever_fingerprint")  # None if the passages came with the questions
     n_shown = count_shown_passages(settings.get("k"), retriever) or 0
     if "reranker" not in settings:
@@ -117,11 +115,9 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
 
 
 def _build_beta_table(gate: str, parts: Sequence[ScoredTable]) -> TextTable:
-    """Build the table of one gate, with cells such as '61.7 % (92.9 %)' for its accuracy and retrieval rate.
+    """Build the table of one gate, with a column per number of passages.
 
-    The first row shows never retrieving. Then each ranker (the reranker or retriever that selected the passages) has one
-    row for always retrieving and one for each beta, the confidence above which the LLM answers without retrieval. There
-    is one column for each number of passages.
+    Example of a cell: '61.7 % (92.9 %)'.
     """
     tables: dict[str, LabelTable] = {}  # column -> label runs of any ranker, fewest passages first
     for part in sorted(parts, key=lambda part: part.source.n_shown):
@@ -143,7 +139,7 @@ def _build_beta_table(gate: str, parts: Sequence[ScoredTable]) -> TextTable:
 
 
 def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
-    """Format the accuracy and retrieval rate of a gate on label runs, such as '61.7 % (92.9 %)'.
+    """Format accuracy and retrieval rate of a gate, such as '61.7 % (92.9 %)'.
 
     Args:
         part: The label runs, with the scores of gates on them. If there are none (None), the cell is a dash.
@@ -158,7 +154,7 @@ def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
 
 
 def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
-    """Format the accuracy and the retrieval rate of decisions as '61.7 % (92.9 %)'.
+    """Format accuracy and retrieval rate of decisions. Example: '61.7 % (92.9 %)'.
 
     Args:
         table: Questions that the LLM answered with and without passages. The table says of each answer whether it is

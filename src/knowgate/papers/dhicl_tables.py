@@ -39,10 +39,9 @@ DIRECT_GATE = "prompt"  # gate that asks the LLM directly, without history
 
 @dataclass(frozen=True)
 class DhiclVariants:
-    """The variants of the DH-ICL gate that the tables of the paper compare.
+    """The variants of the DH-ICL gate in the tables of the paper.
 
-    The gate shows the LLM similar questions from a log, with whether the LLM knew them, and asks whether it knows the new
-    question.
+    The gate shows the LLM similar earlier questions and asks whether it knows the new one.
 
     Attributes:
         history: File of the log of earlier questions.
@@ -65,9 +64,9 @@ class DhiclVariants:
         return DhiclGate(self.history, k=self.k, embedder=self.embedder)
 
     def list_tables(self) -> dict[str, dict[str, Gate]]:
-        """Return the variants that each table compares: title of the table -> name of the gate -> gate.
+        """Return the gates of each table, by title and gate name.
 
-        The first table of the paper is left out, because it has only the standard gate.
+        The first table is left out, because it compares no variants.
         """
         gate = self.standard
         ablations = [
@@ -90,7 +89,7 @@ class DhiclVariants:
         return {name: gate for gates in self.list_tables().values() for name, gate in gates.items()}
 
     def make_name(self, gate: DhiclGate) -> str:
-        """Return the name of a variant, with its options that differ from the defaults, such as 'dhicl:k=5'."""
+        """Return the name of a variant with its changed options. Example: 'dhicl:k=5'."""
         default = DhiclGate(self.history, embedder=self.embedder)
         same_in_all_variants = ("history", "embedder", "tenant", "scope")
         options = []
@@ -116,10 +115,9 @@ def build_dhicl_tables(
     cut_questions: int = 0,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[TextTable]:
-    """Build the tables of the DH-ICL paper, which compare variants of its gate on label runs.
+    """Build the tables of the DH-ICL paper from the decisions stored in label runs.
 
-    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one. The
-    tables use the decisions that are stored in the runs. If a model is given, missing decisions are made and stored first.
+    With a model, missing decisions are made first.
 
     Args:
         runs: Folders of label runs.
@@ -164,10 +162,9 @@ def _build_cut_table(
     tables: Mapping[str, LabelTable],
     scores: Mapping[str, Mapping[str, TableScores]],
 ) -> TextTable:
-    """Build a table that compares a gate at two cuts: 0.5, as in the paper, and a cut learned from logged questions.
+    """Build a table of a gate at two cuts: 0.5 and the learned one.
 
-    A gate retrieves if the need of a question (0: the LLM knows, 1: retrieve) is above the cut. The table has one row for
-    each cut. Runs without scores of the gate are left out.
+    Retrieve if the need is above it.
 
     Args:
         learned: The learned cut.
@@ -188,7 +185,7 @@ def _build_cut_table(
 
 
 def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
-    """Load a label run. Raises BadInput if it has no stored decisions of the standard gate."""
+    """Load a label run with stored decisions of the standard gate."""
     table = load_label_table([run])
     name = variants.make_name(variants.standard)
     if name not in table.recorded_needs:
@@ -200,10 +197,9 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
 def record_decisions(
     run: Path, variants: DhiclVariants, model: Model, prompts: AnswerPrompts, notify: Callable[[str], None]
 ) -> None:
-    """Let the variants of the gate decide on the questions of a label run, and store the decisions in the run.
+    """Let the variants of the gate decide on a label run, and store the decisions.
 
-    Variants that differ only in the calibration share one pass of the LLM. Variants whose decisions with the current log
-    are already stored are skipped. So are variants that do not work with this LLM; `notify` receives the reason.
+    Variants with stored decisions are skipped.
 
     Args:
         run: Folder of the label run.
@@ -234,9 +230,9 @@ def record_decisions(
 
 
 def _group_by_pass(variants: DhiclVariants) -> dict[Gate, dict[str, Gate]]:
-    """Group the variants of the gate that can share a pass of the LLM.
+    """Group the variants with the same prompt, to share one LLM pass.
 
-    These are variants that show the LLM the same prompt and differ only in how its output is calibrated (`sign`).
+    Such variants differ only in their calibration (`sign`).
 
     Returns:
         The variants of each group by name. The key of a group is the variant without calibration, which builds the prompt.
@@ -251,7 +247,7 @@ def _group_by_pass(variants: DhiclVariants) -> dict[Gate, dict[str, Gate]]:
 def _decide(
     questions: Sequence[Question], reader: Gate, variants: Mapping[str, Gate], model: Model, prompts: AnswerPrompts
 ) -> dict[str, dict[str, float]]:
-    """Let the LLM read the questions once, and score what it read with each variant of the gate.
+    """Let the LLM read the questions once, and score them with each variant.
 
     Args:
         questions: The questions.
@@ -276,10 +272,7 @@ def _decide(
 def _build_table(
     title: str, tables: Mapping[str, LabelTable], scores: Mapping[str, Mapping[str, TableScores]], names: Sequence[str]
 ) -> TextTable:
-    """Build a table that compares gates on label runs, with a row for each gate and for never and always retrieving.
-
-    Each run has three columns: the accuracy of the gate with its retrieval rate, the accuracy of retrieving for as many
-    questions at random, and the AUROC.
+    """Build a table that compares gates (rows) on label runs (columns).
 
     Args:
         title: Title of the table.
@@ -306,7 +299,7 @@ def _build_table(
 
 
 def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
-    """Format the three cells that show the results of a gate on a label run.
+    """Format the three cells of a gate's results on a label run.
 
     Args:
         table: The label run.
@@ -327,7 +320,7 @@ def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, 
 
 @dataclass(frozen=True)
 class LearnedCut:
-    """A cut of a gate (the need above which it retrieves) that was learned from a log of questions.
+    """A cut (retrieve above this need) learned from a log of questions.
 
     Attributes:
         cut: Retrieve if the need is above this value.
@@ -345,11 +338,7 @@ class LearnedCut:
 
 
 def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: AnswerPrompts | None = None) -> LearnedCut:
-    """Learn the best cut of a DH-ICL gate, the need above which it retrieves, from its log of questions.
-
-    An LLM that is shown mostly unknown examples says "unknown" to nearly everything, so the best cut depends on the
-    log, the number of examples and the label words. The gate decides on logged questions as if they were new: the
-    examples never include the question itself (leave-one-out). Its verdicts are compared with the logged labels.
+    """Learn the best cut (retrieve above this need) of a DH-ICL gate from its log.
 
     Args:
         gate: The gate with its history log.
@@ -380,9 +369,7 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
 
 
 def summarize_cut(needs: FloatArray, known: BoolArray) -> LearnedCut:
-    """Find the best cut of a gate, and compare its accuracy with that of the cut 0.5.
-
-    A gate retrieves if the need is above the cut. The best cut has the highest balanced accuracy.
+    """Find the best cut (retrieve above this need), and compare it with 0.5.
 
     Args:
         needs: Need for retrieval of each question, from 0 (the LLM knows) to 1 (retrieve).
@@ -395,17 +382,13 @@ def summarize_cut(needs: FloatArray, known: BoolArray) -> LearnedCut:
 
 
 def find_best_cut(needs: FloatArray, known: BoolArray) -> float:
-    """Return the cut with the best balanced accuracy: the mean of the accuracies on known and on unknown questions.
-
-    A gate retrieves if the need of a question is above the cut. The candidates are quantiles of the needs. Of equally
-    good ones, the smallest is returned.
-    """
+    """Return the cut (retrieve above this need) with the best balanced accuracy."""
     cuts = np.unique(np.quantile(needs, np.linspace(0, 1, CUT_GRID)))
     return float(max(cuts, key=lambda cut: compute_balanced_accuracy(needs > cut, known)))
 
 
 def compute_balanced_accuracy(retrieve: BoolArray, known: BoolArray) -> float:
-    """Return the mean of two accuracies: on unknown questions (right: retrieve) and on known ones (right: do not)."""
+    """Return the mean of the accuracies on unknown and on known questions."""
     accuracy_on_unknown = retrieve[~known].mean()
     accuracy_on_known = (~retrieve[known]).mean()
     return float((accuracy_on_unknown + accuracy_on_known) / 2)

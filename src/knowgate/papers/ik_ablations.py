@@ -40,7 +40,7 @@ ABLATION_COLUMNS = (
 
 @dataclass(frozen=True)
 class IkVariant:
-    """Settings of one judge, a model that reads a question and the LLM's draft, and predicts whether the LLM knows it.
+    """Settings of one judge (it predicts whether the LLM knows an answer).
 
     Attributes:
         tokens: Number of draft tokens that the judge reads.
@@ -60,9 +60,9 @@ class IkVariant:
 
 @dataclass(frozen=True)
 class IkAblations:
-    """Settings of the ablations: a judge is fitted for every combination of `tokens`, `rows` and `graders`.
+    """Settings of the ablations, one judge per combination of `tokens`, `rows` and `graders`.
 
-    A judge is a model that predicts from a question and the LLM's draft whether the LLM knows the answer.
+    A judge predicts from question and draft whether the LLM knows the answer.
 
     Attributes:
         tokens: Numbers of draft tokens.
@@ -92,8 +92,7 @@ def sweep_ik(
 ) -> TextTable:
     """Fit a judge for each variant and tabulate its results on the test questions.
 
-    A judge is a model that predicts from a question and the LLM's draft whether the LLM knows the answer. The last row
-    judges every question like the majority, for comparison.
+    The last row is a baseline (majority).
 
     Args:
         runs: Label runs to fit on.
@@ -129,7 +128,7 @@ def sweep_ik(
 def _fit_variant(
     examples: Examples, variant: IkVariant, folder: Path, ablations: IkAblations, notify: Callable[[str], None]
 ) -> Path:
-    """Fit the judge of a variant and return its folder. A judge that is already there is not fitted again."""
+    """Fit the judge of a variant and return its folder. An existing judge is kept."""
     out = folder / variant.name
     if is_artifact(out):
         notify(f"{variant.name} is already fitted")
@@ -142,9 +141,7 @@ def _fit_variant(
 
 
 def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: int) -> tuple[str, ...]:
-    """Measure a fitted judge on test questions, and format the results as a row with the columns `ABLATION_COLUMNS`.
-
-    A judge predicts from a question and the LLM's draft whether the LLM knows the answer; if not, it retrieves.
+    """Measure a fitted judge on test questions, and format the results as a table row.
 
     Args:
         table: The test questions.
@@ -167,10 +164,9 @@ def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: i
 
 
 def compute_needed(examples: Examples, grader: str, judge: Model | None) -> BoolArray:
-    """Return for each question whether it needs retrieval, because the LLM's answer without passages is wrong.
+    """Return for each question whether the answer without passages is wrong.
 
-    The given grader decides what is wrong. Its stored verdicts are used if it graded the label runs. Otherwise it grades
-    the answers now; `judge` is the LLM that grades if the grader is 'judge'.
+    Stored verdicts of the grader are used, or it grades now.
 
     Raises:
         UnknownName: The grader is unknown, or it is 'judge' and no LLM is given.

@@ -45,9 +45,9 @@ NO_SWAPS_MESSAGE = "No name, year or title of a known question could be swapped.
 
 @dataclass(frozen=True)
 class SelfAssessmentSets:
-    """KB-SAT, a test of whether an LLM can tell what it knows, and two harder sets, as JSON records of questions.
+    """KB-SAT and two harder sets: tests of whether an LLM can tell what it knows.
 
-    `meta.known` of each record is the correct self-assessment: whether the LLM can answer the question from memory.
+    `meta.known` of a record says whether the LLM knows the answer.
 
     Attributes:
         balanced: Questions of which the LLM knows half.
@@ -61,11 +61,9 @@ class SelfAssessmentSets:
 
 
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
-    """Build KB-SAT, a test of whether an LLM can tell what it knows, and two harder sets from its label rows.
+    """Build KB-SAT from label rows, a test whether an LLM can tell what it knows.
 
-    A question is known if the LLM's answer without passages (closed-book) is right. KB-SAT has equal numbers of known and
-    unknown questions: all of the rarer kind, and as many of the other kind, drawn at random. Rows that failed or are not
-    graded are skipped.
+    Half of the questions are known.
 
     Raises:
         BadInput: No closed-book answer is correct, or none is wrong.
@@ -92,9 +90,9 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
 
 
 def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: random.Random) -> list[dict[str, Any]]:
-    """Replace one entity of each known question by an entity of the same kind from another question.
+    """Replace one entity of each known question by another of the same kind.
 
-    Questions without an entity, or without a replacement in the same language, are skipped.
+    Example: one year by another year.
 
     Args:
         known: Questions to change.
@@ -163,7 +161,7 @@ CALIBRATION_SIGNS: dict[str, CalibrationSign] = {
 
 @dataclass(frozen=True)
 class SelfAssessment:
-    """Results of one method of self-assessment: one row of the KB-SAT table.
+    """Results of one method of self-assessment, as a row of the KB-SAT table.
 
     Attributes:
         method: How the LLM was asked.
@@ -189,7 +187,7 @@ class SelfAssessment:
 
 @dataclass(frozen=True)
 class SelfAssessor:
-    """Measures several methods by which an LLM assesses whether it can answer questions.
+    """Measures several methods of asking an LLM whether it knows the answers.
 
     Attributes:
         model: The LLM.
@@ -233,19 +231,17 @@ class SelfAssessor:
         return self._evaluate("direct", words, self._score(gate), gate.threshold)
 
     def assess_gate(self, spec: str) -> SelfAssessment:
-        """Measure how well the decisions of a gate tell known from unknown questions, as for UAR in Table 3 of the paper.
+        """Measure how well a gate tells known from unknown questions.
 
-        A question counts as judged known if the gate does not retrieve for it. The gate decides at its own threshold. The
-        spec names it, such as 'logprob:mean'.
+        Without retrieval, a question counts as judged known.
         """
         gate = bind_gate(load_gate(spec, plug_in=self.plug_in), self.model, self.prompts)
         return self._evaluate(get_gate_name(spec), "-", self._score(gate), gate.threshold)
 
     def assess_with_history(self, words: str) -> list[SelfAssessment]:
-        """Measure asking the LLM whether it knows the answer, after showing it similar logged questions (section 3).
+        """Measure asking the LLM after showing it similar logged questions (section 3).
 
-        Returns three results from the same pass of the LLM: without calibration, calibrated as in the formula of the paper,
-        and calibrated as in its published code, which differs from the formula in a sign.
+        Three calibrations share one pass of the LLM.
         """
         gate = DhiclGate(str(self.history), k=self.k, words=words)
         bound = bind_gate(gate, self.model, self.prompts)
@@ -257,9 +253,9 @@ class SelfAssessor:
         return assessments
 
     def assess_free_statements(self, judge: Model) -> SelfAssessment:
-        """Measure letting the LLM state freely whether it knows the answer; a judge reads yes or no (section 2.3).
+        """Measure free statements of the LLM about knowing the answer (section 2.3).
 
-        Statements without a readable judgment are counted in `unreadable` and left out of the accuracy.
+        A judge reads each statement as yes or no.
         """
         template = load_packaged_templates("self")
         languages = [detect_question_language(question) for question in self.questions]
@@ -286,7 +282,7 @@ class SelfAssessor:
         )
 
     def _score(self, gate: Gate) -> Sequence[float]:
-        """Return the gate's need for retrieval (0 = the LLM knows, 1 = retrieve) of each question."""
+        """Return the gate's need for retrieval of each question (1 = retrieve)."""
         readings = read_questions(self.model, [gate], self.questions, self.prompts)
         return score_questions(gate, self.questions, readings)
 

@@ -43,21 +43,16 @@ WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
 
 
 def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
-    """Tabulate how good a gate's decisions are at each threshold, from 0.1 to 0.9.
-
-    The gate retrieves if its need for retrieval (0 = the LLM knows, 1 = retrieve) is above the threshold. The last row
-    decides the same for every question, for comparison.
-    """
+    """Tabulate how good a gate's decisions are at each threshold, from 0.1 to 0.9."""
     decisions = {f"{threshold:g}": gate.needs > threshold for threshold in THRESHOLDS}
     title = f"{gate.name}: threshold, {len(table.rows)} questions"
     return _build_decision_table(table, title, "retrieve if need >", decisions)
 
 
 def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = BETAS) -> TextTable:
-    """Tabulate how good a gate's decisions are at each beta, as in the CBDR paper.
+    """Tabulate how good a gate's decisions are at each beta (CBDR paper).
 
-    Beta is the confidence above which the LLM answers directly, without retrieval. The last row decides the same for
-    every question, for comparison.
+    Above the confidence beta, the LLM answers without retrieval.
     """
     decisions = {f"{beta:g}": select_unsure_questions(gate, beta) for beta in betas}
     confidence = "1 - need" if gate.raw is None else "the raw confidence"
@@ -68,9 +63,9 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
 def _build_decision_table(
     table: LabelTable, title: str, first_column: str, decisions: Mapping[str, BoolArray]
 ) -> TextTable:
-    """Build a table that shows how good several rules decide whether to retrieve.
+    """Build a table of the quality of several decision rules.
 
-    The last row is a baseline that decides the same for every question.
+    The last row decides the same for every question.
 
     Args:
         table: The graded questions.
@@ -84,10 +79,9 @@ def _build_decision_table(
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
-    """Select the questions to retrieve for: the gate's confidence that the LLM knows the answer is at most beta.
+    """Select the questions to retrieve for, with a confidence of at most beta.
 
-    The confidence is 1 minus the score of the gate. The score of a fitted gate is the uncalibrated one (`raw`), as in
-    equation 2 of the CBDR paper. Other gates have only their need for retrieval.
+    The score is uncalibrated in the CBDR paper.
 
     Returns:
         For each question, whether to retrieve.
@@ -98,7 +92,7 @@ def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
 
 
 def measure_decisions(table: LabelTable, retrieve: BoolArray) -> dict[str, str]:
-    """Measure how good decisions whether to retrieve are, and format the results for a table.
+    """Measure the quality of retrieval decisions, formatted as table cells.
 
     Args:
         table: Questions whose answers without passages (closed) and with passages (open) are graded.
@@ -131,17 +125,16 @@ def measure_decisions(table: LabelTable, retrieve: BoolArray) -> dict[str, str]:
 
 
 def measure_majority_decisions(table: LabelTable) -> dict[str, str]:
-    """Measure a baseline that makes the same decision for every question, and return the cells of `measure_decisions`.
+    """Measure a baseline with the same decision for every question.
 
-    It always retrieves if the LLM knows less than half of the answers, and never otherwise. A useful gate must decide
-    right more often.
+    It retrieves if the LLM knows less than half of the answers.
     """
     share_unknown = float((~table.closed_right).mean())
     return measure_decisions(table, np.full(len(table.rows), share_unknown > 0.5))
 
 
 def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
-    """Tabulate the gates whose decisions are stored in the runs and whose names start with a prefix.
+    """Tabulate the stored gates with a certain prefix of their name.
 
     Raises:
         BadInput: No stored gate has such a name.
@@ -162,7 +155,7 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
 
 
 def format_auroc(table: LabelTable, gate: TableScores) -> str:
-    """Format the AUROC of a gate's needs as predictors that the LLM does not know the answer."""
+    """Format how well a gate's needs predict unknown answers, as AUROC."""
     value = auroc(~table.closed_right, gate.needs)
     return MISSING_VALUE if value is None else f"{value:.3f}"
 
@@ -173,8 +166,7 @@ def format_auroc(table: LabelTable, gate: TableScores) -> str:
 def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> TextTable:
     """Tabulate the AUROC of fitted gates (rows) on label runs (columns).
 
-    A gate may be used on an LLM that it was not fitted on (plugged in); '*' marks these cells. Questions that a gate
-    was fitted on are left out. A cell shows the error in parentheses if the gate cannot be used on the run.
+    '*' marks gates fitted on another LLM.
     """
     tables = [load_label_table([run]) for run in runs]
     rows = []
@@ -186,9 +178,9 @@ def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> TextTable:
 
 
 def _make_transfer_cell(table: LabelTable, gate: str) -> str:
-    """Format the AUROC of a gate on a label run, with '*' if the gate was fitted on another LLM.
+    """Format the AUROC of a gate on a label run.
 
-    If the gate cannot be used on the run, the cell shows the error in parentheses.
+    '*' marks gates fitted on another LLM. Errors are shown in parentheses.
     """
     try:
         table = drop_seen_rows(table, [gate])
@@ -203,8 +195,6 @@ def sweep_transfer(
     spec: str, training_runs: Sequence[Path], test_runs: Sequence[Path], notify: Callable[[str], None]
 ) -> TextTable:
     """Fit a gate on each training run (rows) and tabulate its AUROC on each test run (columns).
-
-    The gates learn whether the LLM knows the answer (target 'known'). They are deleted afterwards.
 
     Args:
         spec: Name of the gate, followed by options of its fit if needed, such as 'ik:mode=text,tokens=8'.
@@ -221,7 +211,7 @@ def sweep_transfer(
 def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None]) -> Path:
     """Fit a gate on one label run and return its folder.
 
-    `spec` is the name of the gate, with options of its fit if needed: 'ik:mode=text,tokens=8'.
+    Example of a spec: 'ik:mode=text,tokens=8'.
     """
     from knowgate.training.gate import fit, load_fit_function
 
@@ -234,9 +224,9 @@ def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None
 
 
 def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
-    """Parse options of a fit function, such as 'mode=text,tokens=8' -> {"mode": "text", "tokens": 8}.
+    """Parse options of a fit function.
 
-    The values are not checked here, but by the fit function.
+    Example: 'mode=text,tokens=8' becomes {"mode": "text", "tokens": 8}.
 
     Args:
         model: Options of the fit function, whose types say which values are texts.
@@ -262,10 +252,9 @@ def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
 def time_gates(
     gates: Sequence[str], questions: Sequence[Question], model: Model, prompts: AnswerPrompts, *, plug_in: bool = False
 ) -> dict[str, list[float]]:
-    """Measure how many seconds each gate takes to decide on one question at a time.
+    """Measure how many seconds each gate takes per question.
 
-    The gates take turns on every question, so that a machine that is slow for a while affects all of them alike.
-    The first `WARMUP_QUESTIONS` questions are not timed.
+    Gates take turns, so a slow phase of the machine affects all.
 
     Returns:
         The seconds of each question, by the name of the gate.
@@ -288,10 +277,7 @@ def time_gates(
 
 
 def build_latency_table(latencies: Mapping[str, Sequence[float]]) -> TextTable:
-    """Build the table of median, 95th percentile and mean latency of each gate.
-
-    `latencies` holds the seconds of each decision, by the name of the gate.
-    """
+    """Build the table of median, 95th percentile and mean latency of each gate."""
     rows = []
     for gate, seconds in latencies.items():
         statistics = (np.median(seconds), np.quantile(seconds, 0.95), np.mean(seconds))

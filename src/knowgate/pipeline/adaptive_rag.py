@@ -34,10 +34,10 @@ BATCH_SIZE = 64  # questions that the model reads together; limits the memory of
 
 @dataclass(frozen=True, repr=False)
 class AdaptiveRAG:
-    """Answers questions, and retrieves passages only for those that the gate says need them.
+    """Answers questions, and retrieves passages only where the gate asks for them.
 
-    Thread safety: methods whose names start with `a` queue for the model. The others may be called from as many threads
-    at once as the model's `concurrency` allows; all other parts are used by one thread at a time.
+    Asynchronous methods, such as `aanswer`, queue for the model. Up to `model.concurrency` threads may call the other
+    methods at once.
 
     Args:
         model: The LLM.
@@ -157,7 +157,7 @@ class AdaptiveRAG:
     def decide_stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[DecidedQuestion]:
-        """Yield each question with the decision whether to retrieve for it, in order. Nothing is retrieved or answered.
+        """Yield each question with its decision, in order. Nothing is retrieved or answered.
 
         Args:
             questions: Any iterable; it is read on demand.
@@ -171,7 +171,7 @@ class AdaptiveRAG:
     def stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[Answer]:
-        """Yield answers in order, a batch at a time, so that long inputs give early output and use little memory.
+        """Yield answers in order, one batch at a time.
 
         Args:
             questions: Any iterable; it is read on demand.
@@ -192,17 +192,13 @@ class AdaptiveRAG:
     def answer_stream(self, question: str | Question) -> Generator[StreamEvent, None, None]:
         """Answer one question and yield events meanwhile.
 
-        Yields a `DecisionEvent`, a `PassagesEvent` for each round of retrieval, `TextEvent`s, and last an
-        `AnswerEvent` with what `answer` would return. Closing the iterator stops the LLM.
+        The last event is an `AnswerEvent`. Closing the iterator stops the LLM.
         """
         (answer,) = yield from self._process([as_question(question)], execution.generate_stream)
         yield AnswerEvent(answer)
 
     def retrieve(self, question: str | Question) -> tuple[Passage, ...]:
-        """Search passages for a question without asking the gate, and return the best `k`.
-
-        They may be too long for the context window of the LLM.
-        """
+        """Return the best `k` passages for a question, without asking the gate."""
         state = QuestionState(as_question(question))
         self._retrieval.retrieve([state])
         return state.passages
@@ -210,7 +206,7 @@ class AdaptiveRAG:
     def replace(self, **changes: Any) -> AdaptiveRAG:
         """Return a copy with other arguments, such as gate or threshold.
 
-        The copy shares the lock of this pipeline, because the parts that both use may not be thread-safe.
+        Both pipelines share a lock, for thread safety.
         """
         other = dataclasses.replace(self, **changes)
         object.__setattr__(other, "_lock", self._lock)
@@ -257,11 +253,7 @@ class AdaptiveRAG:
 
     @functools.cached_property
     def bound_arbiter(self) -> Arbiter | None:
-        """The arbiter, ready to choose between the answers with and without passages of this model.
-
-        If the gate was fitted together with an arbiter (a policy), that one replaces the default arbiter. None if there
-        is no arbiter, so that the answer with passages is always given.
-        """
+        """The arbiter (it picks one of two answers), ready for this model. None: always answer with passages."""
         arbiter = self.arbiter
         if arbiter is RULES_ARBITER:
             arbiter = load_policy_arbiter(self.gate, RULES_ARBITER)
@@ -269,20 +261,17 @@ class AdaptiveRAG:
 
     @property
     def guarantee(self) -> str:
-        """A text on how much accuracy the gate loses at most, and whether this holds here; '' if nothing is proven."""
+        """Text on the gate's proven maximum loss, and whether the proof holds here. '' if nothing is proven."""
         return deployment.describe_guarantee(self.bound_gate, self._deployment)
 
     @property
     def guarantee_violations(self) -> list[str]:
-        """Reasons why the gate's guarantee does not hold for this pipeline, such as another `k`; empty if it holds."""
+        """Reasons why the gate's guarantee does not hold here, such as another `k`."""
         return deployment.find_violated_conditions(self.bound_gate, self._deployment)
 
     @property
     def proven_loss(self) -> float | None:
-        """How much accuracy (0 to 1) this pipeline is proven to lose at most, compared with always retrieving.
-
-        None if the gate has no guarantee, or if it does not hold for the LLM, index and settings of this pipeline.
-        """
+        """Proven maximum loss of accuracy (0 to 1) against always retrieving. None without a valid guarantee."""
         return deployment.get_proven_loss(self.bound_gate, self._deployment)
 
     @property
@@ -329,14 +318,9 @@ class AdaptiveRAG:
     def _process(
         self, questions: Sequence[Question], generate: GenerateFunction
     ) -> Generator[StreamEvent, None, list[Answer]]:
-        """Answer questions. Yield events on the way, and return the answers.
+        """Answer questions: decide, retrieve, answer, and let the arbiter choose.
 
-        1. Decide for each question whether to retrieve.
-        2. Retrieve passages where it is decided, and answer with them ("open book"), some questions in several rounds.
-        3. Let the arbiter choose between this answer and a draft without passages, if there is one.
-        4. Answer all other questions without passages ("closed book"), or compute the answer if it is arithmetic.
-
-        `generate` is the function that generates answers, either as a batch or as a stream of text.
+        `generate` works as a batch or as a stream.
         """
         states = self._decide(questions, [self.bound_gate, *self._draft_readers])
         yield from (DecisionEvent(state.final_decision) for state in states)
@@ -363,11 +347,7 @@ class AdaptiveRAG:
         return answers
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
-        """Decide for each question whether to retrieve: by the gate, unless a rule or shadow mode (`shadow`) overrides it.
-
-        First the LLM reads all questions in one pass, to get the signals (such as a draft) that the gates in `readers`
-        request. The first of them decides.
-        """
+        """Decide for each question whether to retrieve. `readers` request signals of the LLM, such as a draft."""
         gate = self.bound_gate
         states = [QuestionState(question) for question in questions]
         with measure_time(states, "read"):
@@ -385,7 +365,7 @@ class AdaptiveRAG:
 
     @property
     def _draft_readers(self) -> list[Gate]:
-        """A helper gate that makes the LLM write a complete answer without passages (draft), if log or arbiter need it."""
+        """A helper gate that requests a complete draft for log or arbiter. The list is empty without such a need."""
         arbiter = self.bound_arbiter
         log_needs_drafts = self.log is not None and self.log.drafts
         arbiter_needs_drafts = arbiter is not None and arbiter.makes_drafts and self.retriever is not None
@@ -394,10 +374,9 @@ class AdaptiveRAG:
         return []
 
     def _retrieve_again(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
-        """Run one more round of retrieval: search with each question and its last answer, then answer again.
+        """Search with each question and its last answer, then answer again.
 
-        If no new passages are found or the answer stays the same, this was the last round of a question. The answer of
-        the last round is yielded as text.
+        Questions with an unchanged answer are finished.
         """
         previous_answers = [normalize(state.text) for state in states]
         has_new_passages = self._retrieval.retrieve_again(states)
@@ -417,10 +396,7 @@ class AdaptiveRAG:
                 yield TextEvent(state.text)
 
     def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
-        """Answer questions without passages. If the LLM began an answer while the gate read the question, continue it.
-
-        Continued and new answers cannot share a batch, so there may be two batches.
-        """
+        """Answer questions without passages. Drafts are continued, in a batch of their own."""
         tasks = [GenerationTask(state, self.prompts.closed(state.question), state.reading.resume) for state in states]
         resumed = [task for task in tasks if task.resume is not None]
         new = [task for task in tasks if task.resume is None]
@@ -431,8 +407,7 @@ class AdaptiveRAG:
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer questions with their passages.
 
-        With the prompts for small LLMs (`prompts.sentences`), an answer that is not in the passages is replaced by a
-        quotation. So these answers are not streamed, but yielded when they are complete.
+        With `prompts.sentences`, answers not found in the passages become quotations.
         """
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
         if not tasks:

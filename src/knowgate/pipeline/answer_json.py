@@ -39,11 +39,7 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
 
 
 def decision_record(decision: Decision) -> dict[str, Any]:
-    """Convert a decision to plain data for JSON. Fields without a value, such as `rule`, are left out.
-
-    `need` is the score of the gate (0: the LLM knows, 1: retrieve), and `raw` the same before calibration. `distance`
-    tells how unlike the training questions this one is, and `neighbours` are similar questions from the history.
-    """
+    """Convert a decision to plain data for JSON. `need` is the gate's score, `raw` the score before calibration."""
     record = {
         "retrieve": decision.retrieve,
         "need": round(decision.need, 6),
@@ -60,20 +56,14 @@ def decision_record(decision: Decision) -> dict[str, Any]:
 
 
 def _timing_record(answer: Answer) -> dict[str, Any]:
-    """Return the seconds that each stage took or, for an answer from a batch, the number of questions in the batch.
-
-    The questions of a batch are processed together, so the seconds of a single one are not known.
-    """
+    """Return the seconds of each stage. Questions of a batch share time, so only its size is returned."""
     if answer.batch_size == 1:
         return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
     return {"batch": answer.batch_size}
 
 
 def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
-    """Count the tokens of the prompts without passages (closed) and, if some were retrieved, with passages (open).
-
-    Tokens of the chat template are not counted. Empty if the model has no tokenizer.
-    """
+    """Count the tokens of the prompts without (closed) and with passages (open). Empty without a tokenizer."""
     if not isinstance(rag.model, TokenizingModel):
         return {}
     prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
@@ -83,10 +73,7 @@ def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
 
 
 def _get_complete_draft(answer: Answer, max_tokens: int) -> str | None:
-    """Return the draft, i.e. the answer without passages, if it is complete and there is an answer with passages, too.
-
-    None otherwise. `knowgate replay` reads this field.
-    """
+    """Return the complete draft (answer without passages), if passages were also used."""
     draft = answer.draft
     if answer.passages and draft is not None and is_complete_draft(draft, max_tokens):
         return draft.text
@@ -94,10 +81,7 @@ def _get_complete_draft(answer: Answer, max_tokens: int) -> str | None:
 
 
 def _choice_record(choice: ArbiterChoice) -> dict[str, Any]:
-    """Convert an arbiter's choice between the draft (without passages) and the answer with passages to plain data.
-
-    `believed` has the estimated probability of each answer to be right, if the arbiter estimates it.
-    """
+    """Convert an arbiter's choice to plain data. `believed` holds the probability of each answer to be right."""
     record: dict[str, Any] = {
         "given": "draft" if choice.is_closed_book else "passages",
         "arbiter": choice.arbiter,

@@ -102,17 +102,14 @@ def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
 
 
 def build_rules(settings: DecisionOptions) -> RuleSet | None:
-    """Load the rules that decide before the gate, such as the one for small talk. Returns None for 'none'."""
+    """Load the rules before the gate, such as the one for small talk. None for 'none'."""
     if settings.rules == "none":
         return None
     return load_rules(None if settings.rules == "packaged" else settings.rules)
 
 
 def build_log(settings: PipelineOptions) -> TrafficLog | None:
-    """Open the log of answered questions; None if the settings name none.
-
-    The log is read once, so that a file that is not a log is rejected before any question is answered.
-    """
+    """Open the log of answered questions, or return None if not set."""
     if settings.log is None:
         if settings.log_drafts:
             raise BadSetting("`log_drafts` has no effect without a log. Set `log` too, or leave `log_drafts` out.")
@@ -123,14 +120,14 @@ def build_log(settings: PipelineOptions) -> TrafficLog | None:
 
 
 def build_reranker(spec: str, model: Model) -> Reranker:
-    """Load a reranker, and log a warning if it was trained to choose passages for another LLM than this one."""
+    """Load a reranker. Warn if it was trained for another LLM."""
     if warning := describe_llm_mismatch(spec, model.name, model.fingerprint):
         log.warning(warning)
     return load_reranker(spec)
 
 
 def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> PassageFilter:
-    """Load the second look: a fitted kbm gate that reads the passages after retrieval and drops useless ones.
+    """Load the second look: a kbm gate that drops useless passages after retrieval.
 
     Args:
         folder: Folder of the gate.
@@ -154,7 +151,7 @@ def build_model(spec: str, record: Path | None = None) -> Model:
 
 
 def build_retriever(settings: PipelineOptions) -> Retriever | None:
-    """Load the index, or build one from the documents and cache it. Returns None if neither is given."""
+    """Load the index, or build one from documents. None if neither is given."""
     if settings.docs and settings.index:
         raise BadSetting("`docs` and `index` are mutually exclusive: give only one of them.")
     if settings.index:
@@ -165,11 +162,7 @@ def build_retriever(settings: PipelineOptions) -> Retriever | None:
 
 
 def build_cached_index(docs: Path, kind: str) -> Path:
-    """Build or update an index of documents in the cache folder, and return the folder of the index.
-
-    A lock file keeps other processes from building it at the same time. Documents that cannot be read are logged as a
-    warning.
-    """
+    """Build or update an index of documents in the cache, and return its folder."""
     key = sha256_text(str(docs.resolve()), kind)[:16]
     out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
     with file_lock(out.with_name(f"{out.name}.turn")):
@@ -183,14 +176,10 @@ def build_cached_index(docs: Path, kind: str) -> Path:
 
 
 def load_gate_models(rag: AdaptiveRAG) -> None:
-    """Load the models of a fitted gate and of the arbiter, such as a judge, by letting them score an example.
-
-    Otherwise the first request would load them, which can take longer than the timeout of the gate. Errors are ignored
-    here, because the requests that use the gate or the arbiter report them.
-    """
+    """Load the models of gate and arbiter early, by scoring an example. The first request would be slow otherwise."""
     question = Question(EXAMPLE_QUESTION)
     draft = Completion("Paris", (Token("Paris", -0.1, entropy=0.1, margin=0.9),), n_tokens=1)
-    with suppress(Exception):
+    with suppress(Exception):  # the first request reports the error
         if isinstance(rag.bound_gate, FittedGate):
             rag.bound_gate.score([question], [Reading(draft=draft)])
     with suppress(Exception):
@@ -200,14 +189,10 @@ def load_gate_models(rag: AdaptiveRAG) -> None:
 
 
 def load_search_models(rag: AdaptiveRAG) -> None:
-    """Load the embedding model of the index, the reranker and the second look, by using them with an example question.
-
-    Otherwise the first search would load them. Only models in this process are loaded; remote search engines and rerank
-    servers are not called. Errors are ignored here, because the searches report them.
-    """
+    """Load the search models early, by using them on an example. Remote search engines are not called."""
     retriever = rag.retriever
     reranker = rag.reranker
-    with suppress(Exception):
+    with suppress(Exception):  # the first search reports the error
         if isinstance(retriever, DenseRetriever | HybridRetriever):
             retriever.search([EXAMPLE_QUESTION], 1)
         elif isinstance(retriever, PgvectorRetriever) or (
@@ -226,7 +211,7 @@ def load_search_models(rag: AdaptiveRAG) -> None:
 
 
 def apply_preset(settings: PipelineOptions) -> PipelineOptions:
-    """Return the settings with a preset (such as 'cbdr') replaced by the options that it stands for."""
+    """Return the settings with a preset, such as 'cbdr', replaced by its options."""
     if settings.preset is None:
         if settings.beta is not None:
             raise BadSetting("`beta` has an effect only with preset='cbdr'. Set `threshold` instead.")
@@ -237,12 +222,7 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
-    """Return the settings with the options that the preset 'cbdr' (the method of the CBDR paper) stands for.
-
-    A probe, i.e. a classifier of the LLM's hidden states, estimates how confident the LLM is. If the confidence is above
-    `beta`, the LLM answers directly. Otherwise passages are retrieved and reranked. As in the paper, the confidence is not
-    calibrated: `verdict=own` in the spec of the gate turns calibration off.
-    """
+    """Return the settings of the preset 'cbdr'. The LLM answers directly if its confidence is above `beta`."""
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):
         problem = f"rerank='{settings.rerank}' is not one" if settings.rerank else "`rerank` is missing"
@@ -255,7 +235,7 @@ def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _find_probe_folder(gate: str) -> str:
-    """Return the folder of a fitted probe, given as the spec of a gate, such as 'my-probe'.
+    """Return the folder of a fitted probe from a gate spec, such as 'my-probe'.
 
     Raises:
         BadSetting: The spec names another gate, or a probe that does not predict whether the LLM knows the answer.

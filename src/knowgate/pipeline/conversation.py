@@ -37,12 +37,9 @@ FUNCTION_WORDS = frozenset([*_FUNCTION_WORDS.split(), *"的了呢吗吧是在那
 
 
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
-    """Rewrite a follow-up question so that it can be understood without the conversation before it.
+    """Rewrite a follow-up question to stand alone.
 
-    Example: "When was she born?" after "Who wrote Emma?" -> "When was Jane Austen born?"
-
-    Questions that are no follow-up, or that a rule decides (such as small talk), are returned unchanged. If the rewrite of
-    the LLM is not plausible, the previous question is put before the follow-up question instead.
+    Example: "When was she born?" becomes "When was Jane Austen born?".
 
     Args:
         model: The LLM that rewrites.
@@ -59,11 +56,7 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
 
 
 def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> bool:
-    """Return whether the LLM's rewrite of a follow-up question can be used.
-
-    It must be a question that keeps the content words of the follow-up (`text`), adds a word of the conversation, and
-    does not repeat an earlier question.
-    """
+    """Return whether the LLM's rewrite of a follow-up question can be used."""
     if not QUESTION_END.search(rewritten):
         return False
     conversation = " ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)
@@ -78,20 +71,16 @@ def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> b
 
 
 def _find_content_words(text: str) -> set[str]:
-    """Return the words of a text without function words such as "the", in lower case and without the s of a plural.
+    """Return the content words of a text, without plural s.
 
-    Example: "Who wrote the novels?" -> {"wrote", "novel"}. Chinese text is split into characters.
+    Example: "Who wrote the novels?" gives {"wrote", "novel"}.
     """
     words = {word for word in tokenize(text) if word not in FUNCTION_WORDS}
     return {word if len(word) < MIN_PLURAL_LENGTH else word.removesuffix("s") for word in words}
 
 
 def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
-    """Put the previous question before a follow-up question: "Who wrote Emma? When was she born?".
-
-    The previous question may itself consist of several sentences. If they are too many, only the first, which names the
-    topic, and the last are used. If the result would be too long for a question, the follow-up question is left alone.
-    """
+    """Put the previous question before a follow-up. Example: "Who wrote Emma? When was she born?"."""
     sentences = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
     if len(sentences) >= MAX_JOINED_QUESTIONS:
         sentences = [sentences[0], sentences[-1]]
@@ -100,11 +89,7 @@ def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
 
 
 def _rewrite_question(model: Model, exchanges: Sequence[Exchange], text: str, id: str) -> Question:
-    """Rewrite a follow-up question to stand alone, and return it as a `Question` with this id.
-
-    If the text changed, `meta["asked"]` holds the original one, and `meta["earlier"]` the questions of the conversation
-    that the new text may repeat.
-    """
+    """Return a follow-up as a standalone `Question`. `meta["asked"]` holds the original text."""
     rewritten = rewrite_follow_up(model, exchanges, text)
     if rewritten == text:
         return Question(text, id)
@@ -145,9 +130,7 @@ class Conversation:
 
 
 def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], id: str = "") -> Question:
-    """Extract the last user question of a chat in OpenAI format, rewritten to stand alone.
-
-    Earlier messages of the user that are too long for a question are texts to work on, so they are not used.
+    """Return the last user question of an OpenAI chat, rewritten to stand alone.
 
     Raises:
         BadInput: A message has no text, or the last one is not the user's.

@@ -36,10 +36,7 @@ def as_question(question: str | Question) -> Question:
 
 
 def check_not_text(questions: object) -> None:
-    """Raise BadInput for a single text where a list of questions is expected.
-
-    Otherwise every letter would be read as a question.
-    """
+    """Raise BadInput for a text in place of a list. Each letter would become a question."""
     if isinstance(questions, str):
         raise BadInput("questions must be a list, not a single text. For one question use `answer` or `decide`.")
 
@@ -47,10 +44,7 @@ def check_not_text(questions: object) -> None:
 def batch_questions(
     questions: Iterable[str | Question], size: int, first: int | None = None
 ) -> Iterator[list[Question]]:
-    """Yield questions in batches of `size`. With `first`, the first batches are smaller, for early results.
-
-    Example: size=8, first=2 -> batches of 2, 4, 8, 8, ... questions.
-    """
+    """Yield questions in batches, small ones first. Example: size=8 and first=2 give batches of 2, 4, 8, 8."""
     check_not_text(questions)
     iterator = iter(questions)
     batch_size = first or size
@@ -82,11 +76,7 @@ GenerateFunction = Callable[[Model, Sequence[GenerationTask], int], Iterable[Tex
 
 
 def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """Generate the answers of all tasks in one call of the model, and store them in the states of the tasks.
-
-    The tasks must all continue an answer that the model began (`resume`), or all begin a new one. Returns no text
-    events, in contrast to `generate_stream`.
-    """
+    """Generate all answers in one call, and store them in the states. Tasks must be all new or all continued."""
     prompts = [task.prompt for task in tasks]
     handles = [task.resume for task in tasks]
     resume = None if None in handles else handles
@@ -98,10 +88,7 @@ def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: in
 
 
 def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """Generate the answers one after the other, and yield the text while it is generated.
-
-    If another round of retrieval may follow, the answer is not yielded: it is only used to search again.
-    """
+    """Generate answers one by one, and yield their text. Answers before another round of retrieval are not yielded."""
     for task in tasks:
         if task.state.may_retrieve_again:
             yield from generate_batch(model, [task], max_tokens)
@@ -112,13 +99,7 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
 
 
 def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
-    """Yield the text of a stream piece by piece, and return the complete answer.
-
-    An arbiter may replace the answer later, so that its text must not be shown yet. Then the function `state.may_show`
-    is set: it gets the text so far, and returns True if this answer will not be replaced. Text is held back until then.
-
-    Only the time of the model is measured, not what the caller does with the text.
-    """
+    """Yield the text of an answer in pieces. Text is held back until the arbiter can no longer replace it."""
     pending = ""  # text that is held back
     try:
         while True:
@@ -153,20 +134,13 @@ def exhaust_generator(steps: Generator[Any, None, Result]) -> Result:
 
 
 async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Result:
-    """Run blocking work in a thread of the model and return its result.
-
-    If the task is cancelled meanwhile, the model stops before its next token or layer.
-    """
+    """Run blocking work in a thread of the model and return its result. Cancelling stops the model."""
     with open_stoppable_context() as context:
         return await asyncio.get_running_loop().run_in_executor(model.workers, lambda: context.run(work))
 
 
 async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
-    """Yield the items of a blocking generator, which runs in a thread of the model.
-
-    The thread computes one item at a time, so that several streams of one model take turns. If this generator is
-    cancelled or closed, the model stops before its next token or layer, and then `steps` is closed.
-    """
+    """Yield the items of a blocking generator, computed in a thread of the model. Cancelling stops the model."""
     running = None
     with open_stoppable_context() as context:
         try:
@@ -182,10 +156,7 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
 
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:
-    """Yield lists of up to `size` items, read on demand.
-
-    A plain (not asynchronous) iterable may block, so it is read in a thread.
-    """
+    """Yield lists of up to `size` items. A plain iterable may block, so a thread reads it."""
     batch: list[Item] = []
     if not isinstance(items, AsyncIterable):
         iterator = iter(items)

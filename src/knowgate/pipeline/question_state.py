@@ -71,7 +71,7 @@ class QuestionState:
 
     @property
     def final_decision(self) -> Decision:
-        """The decision, with the notes that were added since it was made, and the reason of the arbiter's choice."""
+        """The decision, with all later notes and the arbiter's reason."""
         if self.decision is None:
             raise RuntimeError("the question has no decision yet")
         # The arbiter's own reason says more than the note DRAFT_GIVEN.
@@ -88,10 +88,7 @@ class QuestionState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer ended by itself, and was not cut off by the token limit.
-
-        The answer is the draft (without passages) if the arbiter chose it, otherwise the last generated answer.
-        """
+        """Whether the given answer ended by itself, before the token limit."""
         uses_draft = self.choice is not None and self.choice.is_closed_book
         answer = self.reading.draft if uses_draft else self.completion
         return answer is None or answer.finished
@@ -103,7 +100,7 @@ class QuestionState:
         self.n_tokens += completion.n_tokens
 
     def quote(self, text: str) -> None:
-        """Replace the answer with passages by a quotation from the passages, and note this, unless both are equal."""
+        """Replace the answer with passages by a quotation, and note the replacement."""
         if text == self.text or self.completion is None:
             return
         self.completion = replace(self.completion, text=text, finished=True)
@@ -128,10 +125,7 @@ class QuestionState:
 
 @contextmanager
 def measure_time(states: Sequence[QuestionState], stage: str) -> Iterator[None]:
-    """Measure the time that a `with` block takes, and add it to the seconds of a stage.
-
-    Each of the questions, which are processed together, gets an equal share of the time.
-    """
+    """Add the time of a `with` block to a stage. The questions share the time equally."""
     start = time.perf_counter()
     try:
         yield
@@ -142,18 +136,12 @@ def measure_time(states: Sequence[QuestionState], stage: str) -> Iterator[None]:
 
 
 def is_complete_draft(draft: Completion, max_tokens: int) -> bool:
-    """Return whether a draft is the whole answer without passages, not only its beginning.
-
-    It is if it ended by itself, or if it has the maximum length of an answer, `max_tokens`.
-    """
+    """Return whether a draft (answer without passages) is a whole answer, not just a beginning."""
     return draft.finished or draft.n_tokens >= max_tokens
 
 
 def describe_notes(notes: Sequence[DecisionNote]) -> list[str]:
-    """Describe each kind of note once in words, in the order of appearance.
-
-    RETRIEVED_AGAIN is noted for every round of retrieval after the first, so the number of rounds is one more.
-    """
+    """Describe each kind of note once. RETRIEVED_AGAIN occurs once per further round, so rounds are counted."""
     n_rounds = 1 + notes.count(DecisionNote.RETRIEVED_AGAIN)
     texts = {**NOTE_TEXTS, DecisionNote.RETRIEVED_AGAIN: f"{n_rounds} rounds of retrieval"}
     return [texts[note] for note in dict.fromkeys(notes)]

@@ -116,9 +116,7 @@ def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOp
 
 
 def _read_config(config: str | Path | None) -> dict[str, Any]:
-    """Read a settings file in TOML and check its keys and values.
-
-    Without `config`, `knowgate.toml` in the current folder is read. If it does not exist, the result is {}.
+    """Read and check a settings file in TOML. Default: `knowgate.toml` in the current folder, if it exists.
 
     Raises:
         BadSetting: The file cannot be read, or a key or value is not allowed.

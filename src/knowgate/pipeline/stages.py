@@ -30,11 +30,7 @@ MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
 
 
 def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
-    """Let the gate decide on questions, and store in each state its decision and its maximum number of search rounds.
-
-    The gate scores the need for retrieval of each question (0: the LLM knows, 1: retrieve). The decision is to retrieve
-    if the need is above the threshold.
-    """
+    """Let the gate decide on each question, and store the decisions. A need above the threshold means to retrieve."""
     questions = [state.question for state in states]
     readings = [state.reading for state in states]
     scores = score_with_raw(gate, questions, readings)
@@ -66,11 +62,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
 
 
 def _explain_decision(gate: Gate, need: float, threshold: float, explanation: str) -> str:
-    """Explain a decision in words, with the need for retrieval (0: the LLM knows, 1: retrieve) as a percentage.
-
-    Example: "the LLM may not know (need 61 %, threshold 50 %): EXPLANATION". If the gate decides the same for every question,
-    the need is left out.
-    """
+    """Explain a decision in words. Example: "the LLM may not know (need 61 %, threshold 50 %)"."""
     details = "; ".join(filter(None, [explanation, gate.note]))
     summary = describe_constant(gate, threshold)
     if not summary:
@@ -81,10 +73,7 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
 
 
 def describe_constant(gate: Gate, threshold: float) -> str:
-    """Return a sentence that describes a gate that decides the same for every question, or '' for every other gate.
-
-    A gate retrieves if the need is above its threshold. Needs are at least 0, so with a threshold below 0 it always does.
-    """
+    """Describe a gate with the same decision for every question. '' for other gates. Needs are never below 0."""
     if isinstance(gate, AlwaysGate | NeverGate):
         verb = "retrieves" if isinstance(gate, AlwaysGate) else "skips retrieval"
         return f"the gate '{gate.name}' {verb} for every question"
@@ -96,7 +85,7 @@ def describe_constant(gate: Gate, threshold: float) -> str:
 
 
 def _count_digits(need: float, threshold: float) -> int:
-    """Return how many decimals to show, so that the need and the threshold do not look equal if they differ."""
+    """Return enough decimals to show that need and threshold differ."""
     if need == threshold:
         return MIN_DIGITS
     for digits in range(MIN_DIGITS, MAX_DIGITS):
@@ -106,10 +95,7 @@ def _count_digits(need: float, threshold: float) -> int:
 
 
 def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
-    """Let rules, such as the one for small talk, override the gate for questions that they match.
-
-    The need for retrieval that the gate scored stays in the decision.
-    """
+    """Let rules, such as the one for small talk, override the gate."""
     for state in states:
         match = rules.decide(state.question.text)
         if match is not None and state.decision is not None:
@@ -130,7 +116,7 @@ def compute_answers(states: Sequence[QuestionState]) -> Iterator[TextEvent]:
 
 
 def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
-    """Decide to retrieve for every question (shadow mode), and note where retrieval would have been skipped.
+    """Retrieve for every question (shadow mode). Questions to be skipped otherwise get a note.
 
     Args:
         reason: Why, as the start of the reason of each changed decision.
@@ -146,7 +132,7 @@ def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
 
 
 def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: AnswerPrompts) -> Arbiter | None:
-    """Return an arbiter, which chooses between the answers with and without passages, ready for use with this model.
+    """Return an arbiter ready for this model, or None. The arbiter picks the answer with or without passages.
 
     Returns:
         The arbiter; None if there is none. The default arbiter is also left out if the gate has a guarantee on accuracy
@@ -167,11 +153,7 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark questions whose answer with passages an arbiter may replace later, so that it is not streamed too early.
-
-    These are the questions that also have a complete answer without passages (draft). The mark is `may_show`, a function
-    that gets the beginning of the answer with passages, and returns True if the arbiter will not replace it.
-    """
+    """Mark answers that the arbiter may replace by the draft. `may_show` says when they can be streamed."""
     if arbiter is None:
         return
     for state in states:
@@ -180,10 +162,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
-    """Let the arbiter choose between the answers without passages (draft) and with passages, if a question has both.
-
-    Yields the chosen answers, except those that were already streamed.
-    """
+    """Let the arbiter choose between the draft and the answer with passages. Yields chosen answers not streamed yet."""
     replaceable = [state for state in states if state.may_show is not None]
     if arbiter is None or not replaceable:
         return
@@ -234,10 +213,7 @@ class RetrievalStage:
     lock: threading.Lock
 
     def retrieve(self, states: Sequence[QuestionState]) -> None:
-        """Search passages for each question, and store them in its state, or a note why there are none.
-
-        If there is a second look (a model that judges whether passages are useful), useless passages are dropped.
-        """
+        """Search and store passages for each question, or a note. The second look (a judge) drops useless passages."""
         results = self._search(states, [state.question.text for state in states])
         with self.lock, measure_time(states, "second look"):
             is_useful = [True] * len(states)
@@ -267,10 +243,7 @@ class RetrievalStage:
         return [self._add_new_passages(state, passages) for state, passages in zip(states, results, strict=True)]
 
     def _add_new_passages(self, state: QuestionState, passages: Sequence[Passage]) -> bool:
-        """Replace the passages of a question by those of a further search, cut to the context window.
-
-        If none of them is new, the question keeps its passages. Returns whether they were replaced.
-        """
+        """Replace a question's passages if the new search found others. Returns whether they were replaced."""
         fitting = self.fit_passages(state.question, passages)
         has_new = has_new_passages(state.passages, fitting)
         if has_new:
@@ -278,10 +251,7 @@ class RetrievalStage:
         return has_new
 
     def _search(self, states: Sequence[QuestionState], queries: Sequence[str]) -> list[list[Passage]]:
-        """Search passages with one query per question, rerank them if there is a reranker, and return the best k.
-
-        In later rounds, the passages that a question already has are merged with the new ones before the reranking.
-        """
+        """Search with one query per question, and return the best k passages. Earlier passages compete, too."""
         count = self.k if self.reranker is None else RERANK_CANDIDATES
         with self.lock, measure_time(states, "retrieve"):
             results = self.retriever.search(queries, count)
@@ -296,11 +266,7 @@ class RetrievalStage:
     def _rerank(
         self, reranker: Reranker, states: Sequence[QuestionState], queries: Sequence[str], results: list[list[Passage]]
     ) -> list[list[Passage]]:
-        """Order the passages of each question with the reranker, and keep the best k.
-
-        In the first round, a question is left as it is if the score of its best passage leads that of the second by
-        `rerank_margin`. In later rounds the scores come from several searches, so they cannot be compared.
-        """
+        """Rerank the passages of each question, and keep the best k. A clear first passage needs no reranking."""
         chosen = []  # indices of the questions to rerank
         for i, state in enumerate(states):
             is_first_round = not state.passages

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompleteDraftGate(Gate):
-    """A helper gate that decides nothing. It only requests a draft: a complete answer of the LLM without passages.
+    """Helper gate that only requests a draft, and decides nothing.
 
-    The pipeline reads all signals that its gates request in one pass. The draft is for the log or the arbiter.
+    A draft is an answer without passages, here for log or arbiter.
     """
 
     max_tokens: int = 32
@@ -77,16 +77,14 @@ class TrafficLog:
         return f"{self.n_lost} labels could not be written to the history" if self.n_lost else ""
 
     def load_embedder(self) -> None:
-        """Load the embedding of questions now, so that the first entry does not wait for it. Errors are logged."""
+        """Load the embedding model now, before the first entry needs it."""
         try:
             self.store.embed(["warm-up"])
         except Exception as error:  # noqa: BLE001 - as with writing, a broken log does not stop the pipeline
             log.warning("Questions cannot be logged: %s", error)
 
     def log_answers(self, answers: Sequence[Answer], scope: HistoryScope, max_tokens: int) -> None:
-        """Label questions as known if their answers with and without passages agree, and log them. Thread-safe.
-
-        Questions without both answers cannot be labeled. They are counted, but not logged.
+        """Log questions, labeled as known if both answers agree. Questions without two answers are only counted.
 
         Args:
             answers: The answers.
@@ -134,10 +132,7 @@ class TrafficLog:
 
 
 def close_connection(store: HistoryStore) -> None:
-    """Close the connection of the current thread to a history (log of questions) in an SQLite file.
-
-    Other kinds of histories share their connections between threads, so theirs stay open.
-    """
+    """Close this thread's connection to a history in an SQLite file. Other histories share connections."""
     from knowgate.data.history.sqlite_store import SqliteHistory
 
     if isinstance(store, SqliteHistory):
@@ -145,7 +140,7 @@ def close_connection(store: HistoryStore) -> None:
 
 
 def label_by_agreement(answer: Answer, max_tokens: int) -> KnowledgeLabel | None:
-    """Label a question as known if its answers with and without passages agree, else as unknown.
+    """Label a question as known if both answers agree, else as unknown.
 
     Args:
         answer: The answer with passages, and its draft: the answer without passages.

@@ -36,10 +36,9 @@ IntArray = NDArray[np.int32]
 
 
 class PostingsBlock(NamedTuple):
-    """How often each term occurs in each passage of a block.
+    """The number of times each term occurs in each passage of a block.
 
-    The three arrays have equal lengths. At the same position, they say: this term occurs in this passage so often.
-    Positions are sorted by term and then by passage.
+    Entries are sorted by term and then by passage.
 
     Args:
         terms: Numbers of terms (columns in the score matrix).
@@ -53,9 +52,9 @@ class PostingsBlock(NamedTuple):
 
 
 class Postings:
-    """How often each term occurs in each passage of a corpus.
+    """The number of times each term occurs in each passage of a corpus.
 
-    The counts are stored on disk, in blocks of passages, to limit the memory.
+    Counts are stored on disk, in blocks of passages.
 
     Args:
         scratch: A folder for the blocks and the resulting arrays.
@@ -85,18 +84,13 @@ class Postings:
             self.lengths.extend(map(len, block))
 
     def _number_terms(self, terms: list[str]) -> list[int]:
-        """Return the number of each term; a new term gets the next number.
-
-        Numbers follow the order of appearance, so that equal corpora give equal files.
-        """
+        """Return the number of each term. A new term gets the next number."""
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in terms]
 
     def compute_scores(self) -> dict[str, Any]:
-        """Compute the BM25 score of each term in each passage, as a sparse matrix in the format of bm25s (CSC).
+        """Compute the BM25 score of each term in each passage.
 
-        The scores of a term are stored next to each other in the array `data`, and the passage of each score in
-        `indices`; `indptr` says where each term begins. So the blocks are read twice: first to count how many scores
-        each term has, and then to compute the scores.
+        The result is a sparse matrix in the CSC format of bm25s.
         """
         n_terms = len(self.vocabulary)
         frequencies = np.zeros(n_terms, dtype=np.int64)  # how many passages contain each term
@@ -126,10 +120,9 @@ class Postings:
 
 
 def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where in the output array to store the score of each entry of a block.
+    """Return the position of each entry's score in the output array.
 
-    An entry says that a term occurs in a passage. The output array holds all scores of the first term, then all of the
-    second, and so on. So the entries of a term get the next free positions of this term.
+    The output array holds the scores of each term together.
 
     Args:
         terms: The term of each entry, in increasing order.
@@ -162,7 +155,7 @@ def _count_terms(passages: list[array[int]], first_row: int) -> PostingsBlock:
 
 
 def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
-    """Return the inverse document frequency of each term: ln(1 + (N - df + 0.5) / (df + 0.5)).
+    """Return the inverse document frequency (rarity) of each term.
 
     Args:
         frequencies: For each term, the number of passages that contain it (df).
@@ -176,17 +169,15 @@ def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
 
 
 def _compute_length_norms(lengths: IntArray) -> NDArray[np.float64]:
-    """Return the length norm of each passage in the BM25 formula: k1 * (1 - b + b * length / mean length)."""
+    """Return the length norm of each passage in the BM25 formula."""
     norms: NDArray[np.float64] = K1 * ((1 - B) + B * lengths / lengths.mean())
     return norms
 
 
 def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
-    """Return the rows that may have one of the k best scores, in increasing order, without sorting all scores.
+    """Return the rows that may have one of the k best scores.
 
-    Rows without a positive score are left out. To be fast, the scores are divided into segments, and the maximum of
-    each segment is computed. The k-th highest of these maxima is a threshold: at least k rows reach it, so rows below
-    it cannot be among the k best. With a million passages, this halves the time of a search.
+    Comparing segments is faster than sorting all scores.
     """
     n_segments = len(scores) // SEGMENT_ROWS
     if k > n_segments:
@@ -199,9 +190,9 @@ def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
 
 
 class Bm25Retriever:
-    """Finds passages that share words with the query, ranked by their BM25 score.
+    """Finds passages that share words with the query, ranked by BM25 score.
 
-    Passages without any word of the query are never returned, so there can be fewer than `k` results.
+    There may be fewer than `k` such passages.
 
     Args:
         matrix: A `bm25s.BM25` index, which holds the score of each term in each passage.
@@ -237,7 +228,7 @@ class Bm25Retriever:
         return found
 
     def _find_hits(self, query: str, k: int) -> NearestHits:
-        """Return the rows and scores of the best passages; empty if the index has none of the query's terms."""
+        """Return the rows and scores of the best passages for a query."""
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
             return NearestHits(np.zeros(0, np.intp), np.zeros(0, np.float32))
@@ -277,10 +268,9 @@ def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch
 
 
 def import_bm25s() -> Any:
-    """Import bm25s in such a way that it does not import jax.
+    """Import bm25s without jax.
 
-    If jax is installed, bm25s would import and run it, and jax would reserve three quarters of the GPU's memory, which
-    the LLM needs. Importing bm25s takes 0.2 s, so knowgate does it only when an index is used.
+    If bm25s imported jax, jax would reserve most of the GPU's memory.
     """
     hides_jax = "jax" not in sys.modules
     if hides_jax:
@@ -295,9 +285,9 @@ def import_bm25s() -> Any:
 
 @dataclass(frozen=True)
 class Bm25Params:
-    """The contents of `params.index.json`, the settings file of a saved bm25s index.
+    """The contents of `params.index.json`, the settings file of a bm25s index.
 
-    Only the values that knowgate writes are accepted. bm25s itself would follow any setting in the file.
+    Only values written by knowgate are accepted.
     """
 
     k1: float
@@ -321,8 +311,6 @@ class Bm25Vocabulary:
 def load_bm25_matrix(folder: Path) -> Any:
     """Check the files of a saved `bm25s.BM25` index and open it with memory maps.
 
-    The score matrix must fit the number of passages in the parameters and the highest term number in the vocabulary.
-
     Raises:
         BadInput: A file is damaged.
         OSError: A file is missing or cannot be read.
@@ -340,10 +328,9 @@ def load_bm25_matrix(folder: Path) -> Any:
 
 
 def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
-    """Raise BadInput unless the three arrays of the sparse score matrix (CSC format) fit together.
+    """Raise BadInput unless the three arrays of the score matrix fit together.
 
-    The scores of term `t` are `data[starts[t]:starts[t + 1]]`, and `rows` names the passage of each score. Row numbers
-    are checked only in arrays of up to `MAX_SCANNED_VALUES` values, because reading larger ones takes seconds.
+    The scores of term `t` are `data[starts[t]:starts[t + 1]]`.
 
     Args:
         folder: The folder with the arrays.

@@ -33,9 +33,9 @@ _HEADING = re.compile(r"#{1,6}[ \t]")
 
 
 def split_document(document: Document, max_words: int = MAX_PASSAGE_WORDS) -> list[Passage]:
-    """Split a document into passages whose ids are the document's id with `#0`, `#1`, ... appended.
+    """Split a document into passages.
 
-    A document that fits into one passage keeps its id unchanged. A document without text gives no passages.
+    Example: document 'a' becomes the passages 'a#0' and 'a#1'. A short document keeps its id.
 
     Args:
         document: The document.
@@ -48,18 +48,18 @@ def split_document(document: Document, max_words: int = MAX_PASSAGE_WORDS) -> li
 
 
 def split_text(text: str, max_words: int = MAX_PASSAGE_WORDS) -> list[str]:
-    """Split a text into non-empty pieces of at most `max_words` words, without surrounding white space.
+    """Split a text into non-empty pieces of at most `max_words` words.
 
-    A piece can be longer only if it contains no place to split, such as one very long word.
+    A very long word is not split.
     """
     pieces = [piece.strip() for piece in _pack(text, level=0, limit=max_words * _UNITS_PER_WORD)]
     return [piece for piece in pieces if piece]
 
 
 def _count_units(text: str) -> int:
-    """Return the length of a text in units: 25 for a word, 12 for a Chinese or Japanese character.
+    """Return the length of a text in units.
 
-    A Chinese or Japanese character counts as 0.48 words. Lengths in units are integers, so that sums are exact.
+    A word has 25 units, a Chinese or Japanese character 12.
     """
     words = sum(1 for _ in _WORD.finditer(text))
     characters = sum(1 for _ in CJK_CHARACTER.finditer(text))
@@ -69,9 +69,7 @@ def _count_units(text: str) -> int:
 def _pack(text: str, level: int, limit: int) -> list[str]:
     """Split a text into passages of at most `limit` units, between paragraphs if possible.
 
-    The text is cut at one kind of separator, such as paragraph ends, and as many pieces as fit are packed into each
-    passage. A piece that is too long by itself is cut at the next kind of separator, by a recursive call. A heading at
-    the end of a passage moves to the next one.
+    Long paragraphs are split recursively.
 
     Args:
         text: The text to split.
@@ -101,7 +99,10 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
 
 
 def _split_at(text: str, level: int) -> Iterator[str]:
-    """Yield the pieces of a text between the separators of a level; each piece keeps the separator at its end."""
+    """Yield the pieces of a text between the separators of a level.
+
+    Each piece keeps its final separator.
+    """
     start = 0
     for separator in _SEPARATORS[level].finditer(text):
         yield text[start : separator.end()]
@@ -110,10 +111,12 @@ def _split_at(text: str, level: int) -> Iterator[str]:
 
 
 def _split_trailing_heading(text: str) -> tuple[str, str]:
-    """Split a Markdown heading off the end of a text, because it belongs to the text that follows.
+    r"""Split a Markdown heading off the end of a text.
+
+    The heading belongs to the following text.
 
     Returns:
-        The text before the heading, and the heading ('' if there is none). "One.\\n# Two\\n" gives "One.\\n", "# Two\\n".
+        The text before the heading, and the heading ('' if there is none). "One.\n# Two\n" gives "One.\n", "# Two\n".
     """
     last_line_start = text.rfind("\n", 0, len(text.rstrip())) + 1
     if not _HEADING.match(text, last_line_start):

@@ -59,7 +59,7 @@ class HybridRetriever:
 def fuse_rankings(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
     """Merge rankings by reciprocal rank fusion.
 
-    The score of a passage is the sum of 1 / (60 + rank) over the rankings that contain it, where the best rank is 1.
+    The score of a passage is the sum of 1 / (60 + rank).
 
     Args:
         rankings: Lists of passages, each best first.
@@ -87,7 +87,7 @@ ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0 whil
 class DenseRetriever:
     """Finds the passages nearest in meaning to a query.
 
-    It returns k passages whenever the index has that many, even if they are unrelated to the query.
+    Even unrelated passages are returned, up to `k`.
 
     Args:
         vectors: The vectors of the passages, one per row.

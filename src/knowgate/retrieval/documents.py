@@ -55,7 +55,9 @@ class Document:
 
 @dataclass
 class Corpus:
-    """The documents of a folder or a JSONL file, which are read one at a time while you iterate.
+    """The documents of a folder or a JSONL file.
+
+    Iterating reads one document at a time.
 
     Args:
         source: The folder or the JSONL file.
@@ -80,7 +82,7 @@ class Corpus:
 
 
 def find_documents(source: Path) -> Corpus:
-    """Find the documents of a folder, including its subfolders, or of a JSONL file; their text is read later.
+    """Find the documents of a folder or a JSONL file. Texts are read later.
 
     Raises:
         BadInput: `source` does not exist, contains no supported files, or is a file of another type.
@@ -99,9 +101,7 @@ def find_documents(source: Path) -> Corpus:
 
 
 def _find_in_folder(folder: Path) -> Corpus:
-    """Find the documents of a folder and its subfolders, except hidden ones (names that start with a dot).
-
-    Files of unsupported types are counted in `skipped`. Files that are not safe to read are listed in `problems`.
+    """Find the documents of a folder and its subfolders, except hidden ones.
 
     Raises:
         BadInput: The folder contains no documents.
@@ -130,7 +130,7 @@ def _find_in_folder(folder: Path) -> Corpus:
 
 
 def _add_file(corpus: Corpus, path: Path) -> None:
-    """Add a file of a folder to its corpus: to the documents, the problems, or the skipped files."""
+    """Add a file to the corpus as a document, a problem or a skipped file."""
     suffix = path.suffix.lower()
     problem = _find_problem(path, corpus.source)
     if suffix in DOCUMENT_SUFFIXES and problem:
@@ -142,10 +142,9 @@ def _add_file(corpus: Corpus, path: Path) -> None:
 
 
 def _find_problem(path: Path, folder: Path) -> str:
-    """Return why a file is not safe to read; '' if it is.
+    """Return why a file is not safe to read, or ''.
 
-    Links to files inside the folder are followed. Links to files outside are not, because somebody who can write to the
-    folder could use them to make private files searchable. Links to folders are not, because they could be circular.
+    Links to outside files could make private files searchable.
     """
     if links_outside(path, folder):
         return "a link to a file outside the folder, which is not followed"
@@ -158,7 +157,10 @@ def _find_problem(path: Path, folder: Path) -> str:
 
 
 def _read_files(corpus: Corpus) -> Iterator[Document]:
-    """Read the files of a folder; a file that cannot be read becomes a document with a `problem`."""
+    """Read the files of a folder.
+
+    An unreadable file becomes a document with a `problem`.
+    """
     for path in corpus.files:
         relative = path.relative_to(corpus.source).as_posix()
         # File names may contain bytes that are not UTF-8. They are written as escapes such as \udcff.
@@ -173,7 +175,7 @@ def _read_files(corpus: Corpus) -> Iterator[Document]:
 
 
 def _read_file(path: Path, document_id: str) -> Document:
-    """Read one file of a supported type; its file name is the title if the text has none."""
+    """Read one file. The file name is the default title."""
     _check_size(path)
     suffix = path.suffix.lower()
     title = ""
@@ -218,7 +220,9 @@ def _read_text(path: Path) -> str:
 
 
 def _find_declared_charset(data: bytes, path: Path) -> str:
-    """Return the Python name of the character set in the <meta> tag of an HTML page, or utf-8 if it has none.
+    """Return the character set in the <meta> tag of an HTML page.
+
+    The default is utf-8.
 
     Raises:
         BadInput: Browsers do not support this character set.

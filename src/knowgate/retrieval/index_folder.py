@@ -79,7 +79,10 @@ class IndexManifest:
 
 
 def write_index_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Write `index.json`, which holds the digests of all other files. Call this after they are written."""
+    """Write `index.json` with the digests of all other files.
+
+    Call this after all other files are written.
+    """
     record = {**dataclasses.asdict(manifest), "files": compute_digests(folder, exclude=[MANIFEST_FILE])}
     write_json(folder / MANIFEST_FILE, {"format": INDEX_FORMAT, "version": INDEX_VERSION, **record})
 
@@ -117,7 +120,10 @@ def check_index_files(folder: Path, manifest: IndexManifest, names: Collection[s
 
 
 def is_replaceable(folder: Path) -> bool:
-    """Return whether a folder may be overwritten: it is empty, or contains only an index, intact or damaged."""
+    """Return whether a folder may be overwritten.
+
+    It must be empty or contain only an index.
+    """
     names = {path.name for path in folder.iterdir()}
     if not names:
         return True
@@ -178,8 +184,6 @@ def read_document_rows(folder: Path) -> Iterator[DocumentRow]:
 def open_bm25(folder: str | Path) -> Bm25Retriever:
     """Open an index folder for BM25 search.
 
-    If the index contains stemmed words, PyStemmer must be installed, because the queries are stemmed, too.
-
     Raises:
         BrokenIndex: The index is damaged or has no BM25 scores.
         MissingExtra: The index contains stemmed words, and PyStemmer is not installed.
@@ -231,7 +235,7 @@ def open_hybrid(folder: str | Path, embedder: Embedder | None = None) -> HybridR
 
 
 def _read_manifest_for(kind: str, folder: Path, required: str, names: Collection[str]) -> IndexManifest:
-    """Read the manifest of an index, and check that the index can be searched as `kind` and is not damaged.
+    """Read the manifest of an index, and check that the index supports `kind` searches.
 
     Args:
         kind: `bm25` or `dense`.
@@ -250,7 +254,7 @@ def _read_manifest_for(kind: str, folder: Path, required: str, names: Collection
 
 
 def open_passage_store(folder: Path, manifest: IndexManifest) -> PassageStore:
-    """Open the passages of an index; raise BrokenIndex if their number differs from the manifest."""
+    """Open the passages of an index, and check their number."""
     with _report_damage(folder):
         store = PassageStore(folder)
     if len(store) != manifest.passages:
@@ -259,7 +263,7 @@ def open_passage_store(folder: Path, manifest: IndexManifest) -> PassageStore:
 
 
 def open_bm25_matrix(folder: Path, manifest: IndexManifest) -> Any:
-    """Open the BM25 scores of an index; raise BrokenIndex if they are damaged or belong to other passages."""
+    """Open the BM25 scores of an index, and check that they fit the passages."""
     with _report_damage(folder, BM25_FOLDER):
         matrix = load_bm25_matrix(folder / BM25_FOLDER)
     if matrix.scores["num_docs"] != manifest.passages:
@@ -268,7 +272,7 @@ def open_bm25_matrix(folder: Path, manifest: IndexManifest) -> Any:
 
 
 def open_vectors(folder: Path, manifest: IndexManifest) -> Vector:
-    """Memory-map the vectors of an index; raise BrokenIndex if they are damaged or belong to other passages."""
+    """Memory-map the vectors of an index, and check that they fit the passages."""
     with _report_damage(folder, VECTORS_FILE):
         vectors: Vector = read_array(folder / VECTORS_FILE, kind=np.floating, axes=2)
     if len(vectors) != manifest.passages or vectors.dtype != np.float32 or not vectors.shape[1]:
@@ -284,10 +288,9 @@ class IndexedPassage(NamedTuple):
 
 
 def iterate_passages_by_document(folder: str | Path, seed: int = 0) -> Iterator[IndexedPassage]:
-    """Yield all passages of an index in random order, alternating between the documents.
+    """Yield all passages of an index in random order.
 
-    First comes one passage of each document, then a second one of each document that has more, and so on. The order
-    depends only on the document ids and the seed.
+    One passage of each document comes first, then a second one each.
 
     Args:
         folder: The index folder.
@@ -310,8 +313,7 @@ def iterate_passages_by_document(folder: str | Path, seed: int = 0) -> Iterator[
 def _shuffle_rows(document: DocumentRow, seed: int) -> list[int]:
     """Return the rows of a document's passages in random order.
 
-    The order depends on the number of a passage within its document, and not on its row in the index. So it stays the
-    same if other documents are added to the index.
+    Adding other documents does not change the order.
     """
     numbers = sorted(range(document.count), key=lambda number: _hash_for_order(seed, f"{document.id} {number}"))
     return [document.first + number for number in numbers]

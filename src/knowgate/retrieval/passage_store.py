@@ -33,8 +33,7 @@ CACHED_PASSAGES = 16_384  # passages kept in memory, because many questions find
 def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
     """Memory-map a `.npy` file after checking its type, shape and values.
 
-    Pickled arrays are rejected, because loading them could run code. The values are checked only if there are at most
-    `MAX_SCANNED_VALUES`.
+    Pickled arrays are rejected, because they could run code.
 
     Args:
         path: The file.
@@ -60,7 +59,9 @@ def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
 
 
 class PassageWriter:
-    """Writes the passages of a new store. Use it as a context manager; leaving it writes the offsets.
+    """Writes the passages of a new store.
+
+    A context manager: leaving the block writes the offsets.
 
     Args:
         folder: The folder to write. An existing `passages.jsonl` is overwritten.
@@ -91,9 +92,9 @@ class PassageWriter:
 
 
 class PassageStore(Sequence[Passage]):
-    """A read-only sequence of the passages that `PassageWriter` stored in a folder.
+    """A read-only sequence of the passages in a folder.
 
-    Opening it checks only the offsets. Reading a damaged passage raises BrokenIndex.
+    Passages are checked when they are read.
 
     Args:
         folder: The folder with `passages.jsonl` and `offsets.npy`.
@@ -147,9 +148,9 @@ class PassageStore(Sequence[Passage]):
 
 
 def _is_plain_record(record: Any) -> bool:
-    """Return whether a record has exactly the fields of a stored passage, all strings.
+    """Return whether a record has exactly the fields of a passage, all strings.
 
-    Such a record needs no further checks, which makes reading much faster.
+    Such a record needs no slow checks.
     """
     has_fields = isinstance(record, dict) and record.keys() == PASSAGE_FIELDS
     return has_fields and all(type(value) is str for value in record.values())

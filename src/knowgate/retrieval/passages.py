@@ -49,9 +49,9 @@ def build_follow_up_query(question: str, answer: str) -> str:
 
 
 def merge_passages(earlier: Sequence[Passage], new: Sequence[Passage]) -> list[Passage]:
-    """Merge the passages of two searches into one list without duplicates, best score first.
+    """Merge the passages of two searches without duplicates, best score first.
 
-    If both searches found a passage, its higher score counts. Passages without a score come last, in their order.
+    The higher score of a duplicate counts.
 
     Args:
         earlier: The passages found before.
@@ -78,7 +78,7 @@ def _score(passage: Passage) -> float:
 
 
 def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: int) -> list[int]:
-    """Search for each phrase and count how many of its k best passages contain it word for word.
+    """Search for each phrase and count the passages containing the exact phrase.
 
     Args:
         retriever: Where to search.
@@ -93,9 +93,9 @@ def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: i
 
 
 def _count_containing(phrase: str, passages: Sequence[Passage]) -> int:
-    """Count the passages that contain a phrase word for word.
+    """Count the passages containing a phrase word for word.
 
-    Tokenizing texts is slow. So texts that lack a word of the phrase, which is quick to find out, are left out first.
+    A quick check comes first, because tokenizing is slow.
     """
     phrase_tokens = join_tokens(phrase)
     if not phrase_tokens.strip():

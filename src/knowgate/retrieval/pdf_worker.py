@@ -36,7 +36,7 @@ def extract_text(path: str) -> dict[str, str]:
 
 
 def _extract_pages(reader: Any) -> list[str]:
-    """Return the text of each page; raise ValueError if all pages together have too much text."""
+    """Return the text of each page. Too much text raises ValueError."""
     pages: list[str] = []
     length = 0
     for page in reader.pages:
@@ -48,7 +48,10 @@ def _extract_pages(reader: Any) -> list[str]:
 
 
 def _limit_memory() -> None:
-    """Limit the memory of this process, so that a hostile file cannot use all of it; does nothing on Windows."""
+    """Limit the memory of this process, as protection against hostile files.
+
+    Does nothing on Windows.
+    """
     try:
         import resource
     except ModuleNotFoundError:  # Windows

@@ -34,7 +34,7 @@ def can_stem() -> bool:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Splits a text into lower-case index terms and leaves out English stop words such as `the`.
+    """Splits a text into lower-case index terms, without stop words such as `the`.
 
     Chinese and Japanese text becomes pairs of adjacent characters.
 

@@ -90,7 +90,7 @@ def create_app(
 
 
 async def delete_expired_hourly(service: Service) -> None:
-    """Delete expired decisions and expired cached web searches: first at the start, and then every hour."""
+    """Delete expired decisions and expired cached web searches, every hour."""
     while True:
         if service.decision_log is not None:
             service.decision_log.delete_expired()
@@ -108,14 +108,14 @@ async def delete_expired_hourly(service: Service) -> None:
 class EndpointApp:
     """ASGI application of one endpoint.
 
-    It is a class because Starlette calls an ASGI application directly, but wraps a function in several layers.
+    A class instead of a function, so that Starlette calls the application directly.
     """
 
     service: Service
     endpoint: Endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and record it in the metrics, the decision log and, if enabled, as a span."""
+        """Answer one request, and record it in the metrics and the decision log."""
         trace = RequestTrace()
         request = Request(scope, receive, send)
         response = await self._respond(request, trace)
@@ -129,11 +129,7 @@ class EndpointApp:
                 )
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check the API key and its limits, receive the request body, and return the response of the handler.
-
-        The number of active requests is limited. A request is active after its body has arrived, until its handler
-        returns or the last event of a streaming response has been sent. GET and HEAD requests are not limited.
-        """
+        """Check the API key, receive the request body, and run the handler. GET and HEAD requests are never limited."""
         service = self.service
         try:
             key = self._authenticate(request, trace)
@@ -157,9 +153,7 @@ class EndpointApp:
                 service.active_requests.release(client)
 
     def _authenticate(self, request: Request, trace: RequestTrace) -> ApiKey | None:
-        """Return the API key of a request, and store in its trace what the key may do.
-
-        Returns None if the endpoint is public, or if the server uses no keys.
+        """Return the API key of a request, or None. Store its rights in the trace.
 
         Raises:
             ApiError: The key is missing or invalid, or may not use this endpoint.
@@ -174,7 +168,7 @@ class EndpointApp:
         return key
 
     async def _run_handler(self, request: Request, trace: RequestTrace) -> Response:
-        """Run the handler until the deadline of a request, and turn every exception into an error response."""
+        """Run the handler until the deadline. Turn every exception into an error response."""
         try:
             async with asyncio.timeout(self.service.options.deadline):
                 if self.service.learner is not None:
@@ -194,7 +188,7 @@ class EndpointApp:
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
-    """Answer requests with an unknown path or method in the JSON format of all other errors."""
+    """Answer requests with an unknown path or method with a JSON error."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     messages = {
         404: f"unknown endpoint {request.url.path[:100]}. See /docs for all endpoints.",
@@ -224,9 +218,7 @@ def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
 
 
 def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: Model | None = None) -> GateService:
-    """Build the gate service, which decides whether questions need retrieval, and searches for passages.
-
-    If the server forwards requests to an upstream (another server, which runs the LLM), no LLM is loaded.
+    """Build the service for decisions and searches. With an upstream (another server with the LLM), no LLM is loaded.
 
     Args:
         settings: Options of the pipeline: LLM, gate, documents and rules.
@@ -271,10 +263,9 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
 
 
 class FingerprintCachingRetriever:
-    """Wraps a retriever and caches its fingerprint, which identifies the content of its index.
+    """Wrapper of a retriever with a cached fingerprint.
 
-    Computing a fingerprint can take a network call or a scan of a database table. It is computed again after `ttl`
-    seconds, or after a search has failed.
+    The fingerprint identifies the content of the index and may be slow to compute.
     """
 
     def __init__(
@@ -310,9 +301,7 @@ class FingerprintCachingRetriever:
 
 
 def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:
-    """Check that the upstream returns log-probabilities if the gate reads them.
-
-    If the upstream cannot be asked, for example because it is down, a warning is logged.
+    """Check that the upstream returns the log-probabilities needed by the gate.
 
     Raises:
         BadSetting: The gate needs log-probabilities, but the upstream returns only text.
@@ -337,10 +326,9 @@ def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:
 
 
 class SettingsReloader:
-    """Reads and applies the settings again when the process receives SIGHUP.
+    """Reloader of the settings after the signal SIGHUP.
 
-    This reloads gate, threshold, rules and documents. Requests in progress keep the old settings. The LLM stays loaded
-    unless the settings name another one. Changes of the table [serve] take effect only after a restart.
+    It replaces gate, threshold, rules and documents. Requests in progress keep the old settings.
     """
 
     def __init__(
@@ -354,21 +342,14 @@ class SettingsReloader:
         self._tasks: set[asyncio.Task[bool]] = set()
 
     def listen(self) -> None:
-        """Install the handler of SIGHUP.
-
-        Does nothing if there is no function that reads settings, on Windows, or outside the main thread, where Python
-        does not allow signal handlers.
-        """
+        """Install the handler of SIGHUP. Python allows this only in the main thread."""
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._read_settings is not None and RELOAD_SIGNAL is not None and is_main_thread:
             self.loop.add_signal_handler(RELOAD_SIGNAL, self._start_reload)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {RELOAD_SIGNAL})  # it was deferred while the server started
 
     def _start_reload(self) -> None:
-        """Start to reload the settings in the background. Called when the process receives SIGHUP.
-
-        Does nothing if one reload runs and a second one waits for it: the second will read the newest settings.
-        """
+        """Reload the settings in the background. At most one reload runs and one waits."""
         if len(self._tasks) > 1:
             return
         task = asyncio.ensure_future(self.reload())
@@ -376,7 +357,7 @@ class SettingsReloader:
         task.add_done_callback(self._tasks.discard)
 
     async def reload(self) -> bool:
-        """Read the settings again, and use them for new requests. The LLM stays loaded if they name the same one.
+        """Read the settings again, and use them for new requests. An unchanged LLM stays loaded.
 
         Returns:
             Whether the new settings are in effect. If they are invalid, the error is logged and the old ones are kept.

@@ -58,17 +58,16 @@ class AnnouncedServer(uvicorn.Server):
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the server, and call the function if that succeeded."""
+        """Start the server. After a successful start, call `_on_start`."""
         await super().startup(sockets)
         if self.started:
             self._on_start()
 
 
 class WorkerSupervisor(Multiprocess):
-    """Starts and replaces the worker processes of uvicorn. A new worker has time to load its models.
+    """Supervisor of the worker processes of uvicorn.
 
-    The signal SIGHUP asks for a reload. It is blocked here and in the workers, because it would end a worker that still
-    starts. The supervisor polls for a pending SIGHUP instead. Several during a reload lead to one more reload.
+    SIGHUP reloads all workers. The signal is blocked and polled, because it would end a starting worker.
     """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]):
@@ -130,7 +129,7 @@ class AddressConnections:
         self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
 
     def evict(self, now: float) -> None:
-        """Close the oldest connection that waits for headers, if too many wait and it is at least a second old."""
+        """Close the oldest waiting connection of an address with too many. Very new connections stay."""
         if len(self.waiting) <= MAX_WAITING_PER_ADDRESS:
             return
         oldest, since = next(iter(self.waiting.items()))
@@ -141,10 +140,9 @@ class AddressConnections:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """The HTTP protocol of uvicorn, with limits on headers, queued requests and connections per client address.
+    """HTTP protocol of uvicorn with limits on headers, queued requests and connections.
 
-    There is one instance for each connection. `cycle` is its latest request, and `pipeline` has the complete requests
-    that wait for the responses to earlier ones.
+    `cycle` is the latest request, `pipeline` has the waiting requests.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -207,10 +205,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
-        """Reject a request whose headers or trailers did not arrive in time.
-
-        While an earlier request of the same connection is being answered, the time limit starts again.
-        """
+        """Reject a request with late headers. Wait again while an earlier request is being answered."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if is_answering and not self.cycle.more_body:  # otherwise the trailers of this request are late
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
@@ -235,7 +230,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reject_large_headers()
 
     def _parse(self, data: bytes) -> None:
-        """Parse a part of a request, or several requests, and reject what is not valid HTTP."""
+        """Parse received bytes, and reject invalid HTTP. The bytes may hold several requests."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -244,10 +239,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reject(400, "The request is not valid HTTP.")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Parse the current request again without its Upgrade header, which HTTP/1.1 allows a server to ignore.
+        """Parse the current request again without its Upgrade header.
 
-        Some clients, such as that of Java, ask to upgrade to HTTP/2. The parser then stops after the headers, and would
-        take the body for the next request.
+        The parser would take the body for the next request.
 
         Args:
             rest: The bytes that follow the headers.
@@ -269,21 +263,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header to the current request, and reject the request if there are too many. Called by the parser."""
+        """Add a header to the current request. Reject a request with too many headers."""
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError(f"the request has more than {MAX_HEADERS} headers")  # uvicorn answers 400 and closes
         self._count_parsed(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
     def _count_parsed(self, size: int) -> None:
-        """Count bytes of headers as they are parsed, because complete headers may arrive in one large piece."""
+        """Count bytes of headers during parsing. All headers may arrive in one large piece."""
         self._parsed_bytes += size
         if self._parsed_bytes > MAX_HEADER_BYTES:
             self._reject_large_headers()
             raise ValueError("the headers are too large")  # stops the parser
 
     def on_headers_complete(self) -> None:
-        """Check the headers of a request and start to process it. Called by the parser, which a ValueError stops."""
+        """Check the headers of a request, and start to process it. A ValueError stops the parser."""
         self._stop_waiting()
         if self.parser.get_method() == b"CONNECT" or sum(name == b"host" for name, _ in self.headers) > 1:
             raise ValueError("the request uses CONNECT or has several Host headers")
@@ -297,10 +291,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}
 
     def on_chunk_header(self) -> None:
-        """Count a chunk of the body, and start the time limit for headers, because trailers may follow.
-
-        Called by the parser after the size of a chunk. Many small chunks would block the server for all clients.
-        """
+        """Count a chunk of the body, and reject too many small ones. Trailers (late headers) may follow."""
         self._chunks += 1
         if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
             self._reject(400, "The body has too many small chunks.")
@@ -309,17 +300,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._wait_for_headers()
 
     def on_body(self, body: bytes) -> None:
-        """Process a part of the body. Called by the parser. Only the last chunk, which is empty, has trailers."""
+        """Process a part of the body. Trailers can follow only after the empty last chunk."""
         self._body_bytes += len(body)
         if self._header_timer is not None:
             self._stop_waiting()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Finish reading a request, whose body is complete now. Called by the parser.
-
-        If the response was sent before the body was complete, as after status 413, the connection is closed now.
-        """
+        """Finish reading a request. Close the connection after an early response, such as status 413."""
         if self.parser.should_upgrade():  # `_parse_without_upgrade` parses the request again
             return
         self._stop_waiting()
@@ -331,10 +319,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
 
     def _reject(self, status: int, message: str) -> None:
-        """Send an error response to the request that is arriving, and close the connection.
+        """Send an error response, and close the connection.
 
-        If earlier requests of the connection are still being answered, no error is sent, because it would mix with
-        their responses. The connection is closed after these responses.
+        Responses in progress are finished first, without the error.
         """
         self._stop_waiting()
         if self.transport.is_closing() or self._ignores_input:
@@ -352,9 +339,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _log_rejection(self, status: int, message: str) -> None:
-        """Log that a request was rejected. To keep the log short, each status is logged at most once in LOG_SECONDS.
+        """Log a rejected request, at most once per status in LOG_SECONDS.
 
-        All connections share `rejections`: status -> time of the last line, and number of rejections since then.
+        `rejections` maps a status to (time, skipped lines).
         """
         rejections: dict[int, tuple[float, int]] = vars(self.server_state).setdefault("rejections", {})
         last_time, skipped = rejections.get(status, (float("-inf"), 0))
@@ -365,7 +352,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         log.warning("A request was rejected with status %d: %s (%d more since the last line)", status, message, skipped)
 
     def _close_after_responses(self) -> None:
-        """Ignore further requests, and close the connection after the responses to all requests received so far."""
+        """Ignore further requests. Close the connection after all pending responses."""
         self._ignores_input = True
         # `cycle` is the latest request. Uvicorn closes the connection after its response.
         self.cycle.keep_alive = False
@@ -382,14 +369,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         await RequestResponseCycle.send(cycle, message)
 
     async def _send_headers(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """Send the headers of a response, with "Connection: close" in two cases.
+        """Send the headers of a response.
 
-        A response of unknown length to an HTTP/1.0 client ends with the connection, because HTTP/1.0 has no chunks. After
-        an early response, which starts before the body of its request has arrived, the connection is closed, too.
+        Add "Connection: close" for HTTP/1.0 without length and for early responses.
         """
         has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
         self._ends_with_connection = cycle.scope["http_version"] == "1.0" and not has_length
-        if self._ends_with_connection:
+        if self._ends_with_connection:  # HTTP/1.0 has no chunks
             cycle.chunked_encoding = False
             cycle.keep_alive = False
         is_early = cycle.more_body
@@ -403,11 +389,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._responded_early = True
 
     def on_response_complete(self) -> None:
-        """Finish a response, which uvicorn has sent completely.
-
-        A response may be sent before the request body has arrived, as with status 413. Then wait LINGER_SECONDS for the
-        rest of the body before closing, because the client may read the response only afterwards.
-        """
+        """Finish a response. After an early one, wait for the rest of the request body before closing."""
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
             self._stop_timer("_header_timer")  # a request that has a response gets no error for slow trailers

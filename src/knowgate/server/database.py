@@ -83,7 +83,7 @@ SERVER_MIGRATIONS = (SERVER_TABLES, OWNER_COLUMNS, (*DELETION_TABLES, *REQUEST_T
 
 
 def _list_columns(statements: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return the names of the columns of each table that the statements create or extend."""
+    """Return the columns of each table created or extended by the statements."""
     columns: defaultdict[str, set[str]] = defaultdict(set)
     for statement in statements:
         creation, addition = CREATE_TABLE.match(statement), ADD_COLUMN.match(statement)
@@ -106,9 +106,7 @@ class Transaction(Protocol):
 
 
 class SqliteStore:
-    """Tables in an SQLite file, with the same methods as `PostgresStore`.
-
-    Only the thread that opened the connection may use the store.
+    """Tables in an SQLite file. Only the thread that opened the connection may use the store.
 
     Args:
         connection: The connection.
@@ -125,7 +123,7 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self, lock: str = "") -> Iterator[Transaction]:
-        """Open a transaction. `lock` is ignored, because SQLite allows only one writer at a time anyway.
+        """Open a transaction. `lock` is ignored, because SQLite allows only one writer anyway.
 
         Raises:
             FileNotFoundError: The file was deleted or replaced, so what is written would be lost.
@@ -156,7 +154,7 @@ class PostgresStore:
 
     @contextmanager
     def transaction(self, lock: str = "") -> Iterator[Transaction]:
-        """Open a transaction. Transactions with the same `lock` name run one at a time, across all processes."""
+        """Open a transaction. Transactions with the same `lock` run one at a time, in all processes."""
         with self._database.transaction(lock) as transaction:
             yield _StorableTransaction(transaction)
 
@@ -172,7 +170,7 @@ Store = SqliteStore | PostgresStore
 
 
 class _StorableTransaction:
-    """Wraps a transaction, and replaces characters in its values that a database cannot store, such as surrogates."""
+    """Wrapper of a transaction. It replaces characters that a database cannot store, such as surrogates."""
 
     def __init__(self, transaction: Transaction):
         self._transaction = transaction
@@ -190,7 +188,7 @@ def _to_storable(values: Sequence[Any]) -> list[Any]:
 
 
 def open_store(location: str, steps: Sequence[Sequence[str]], *, lock_timeout: float, is_durable: bool) -> Store:
-    """Open the tables in an SQLite file or a PostgreSQL database, and create them if they are missing.
+    """Open the tables in an SQLite file or a PostgreSQL database. Create missing tables.
 
     Args:
         location: Path of an SQLite file, or address of a PostgreSQL database (postgresql://...).
@@ -211,9 +209,7 @@ def open_store(location: str, steps: Sequence[Sequence[str]], *, lock_timeout: f
 def _open_sqlite(
     path: Path, steps: Sequence[Sequence[str]], lock_timeout: float, is_durable: bool
 ) -> sqlite3.Connection:
-    """Open an SQLite file, and create or upgrade its tables. A new file can be read only by its owner.
-
-    If the file is locked, because another process creates its tables, this is tried OPEN_ATTEMPTS times.
+    """Open an SQLite file, and create or upgrade its tables. A locked file is tried OPEN_ATTEMPTS times.
 
     Args:
         path: The file.
@@ -244,10 +240,7 @@ def _open_sqlite(
 
 
 def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> None:
-    """Create the tables of an SQLite file, or upgrade them to the latest version.
-
-    The file stores the version of its tables as SQLite's `user_version`. Before tables are upgraded, the file is copied
-    to `NAME.backup-vN`, where N is the old version.
+    """Create the tables of an SQLite file, or upgrade them. Old files are first copied to `NAME.backup-vN`.
 
     Args:
         connection: Connection to the file.
@@ -269,7 +262,7 @@ def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[
 
 
 def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> int:
-    """Return the version of the tables: 0 for a new file, 1 for a file of knowgate 0.1, which has no version yet.
+    """Return the version of the tables. 0 means a new file, 1 also an old file without version.
 
     Raises:
         ArtifactError: The version is larger than the number of steps, so a newer knowgate made the file.
@@ -292,7 +285,7 @@ def _back_up(path: Path, copy: Path) -> None:
 
 
 def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> list[str]:
-    """Translate statements to SQLite's dialect, and leave out those that add a column that already exists."""
+    """Translate statements to SQLite's dialect. Leave out additions of existing columns."""
     missing = []
     for statement in statements:
         addition = ADD_COLUMN.match(statement)
@@ -306,9 +299,9 @@ def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> 
 
 
 def _to_sqlite(statement: str) -> str:
-    """Translate a CREATE statement from PostgreSQL to SQLite, and add IF NOT EXISTS, so that it can be run again.
+    """Translate a CREATE statement from PostgreSQL to SQLite.
 
-    Example: CREATE TABLE t (at DOUBLE PRECISION) -> CREATE TABLE IF NOT EXISTS t (at REAL)
+    Example: CREATE TABLE t becomes CREATE TABLE IF NOT EXISTS t.
     """
     statement = statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS")
     statement = re.sub(r"^CREATE( UNIQUE)? INDEX", r"CREATE\1 INDEX IF NOT EXISTS", statement)
@@ -353,16 +346,13 @@ DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be 
 
 
 def mark_unknown_sources(store: Store) -> None:
-    """Mark decisions of earlier versions, which did not record whether their question is a follow-up."""
+    """Mark old decisions without a record of follow-up questions. Earlier versions wrote them."""
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.execute(MARK_UNKNOWN_SOURCES)
 
 
 def find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
-    """Return the id and the owner (API key) of the decision with this id, and of all decisions on this question.
-
-    Decisions of earlier versions, which may be follow-ups, are also found if their question contains this one.
-    """
+    """Return id and owner (API key) of the decisions with this id or question."""
     if not question:
         return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ?", (id,))
     key = question_key(question)
@@ -373,7 +363,7 @@ def find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any,
 
 
 def _contains_question(text: str, question: str) -> bool:
-    """Return whether a text contains all words of a question in a row. Case, punctuation and articles do not matter."""
+    """Return whether a text contains all words of a question in a row. Case and punctuation are ignored."""
     words = normalize(text)
     question_words = normalize(question)
     if not question_words.isascii():  # Chinese has no spaces between words
@@ -382,11 +372,7 @@ def _contains_question(text: str, question: str) -> bool:
 
 
 def delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
-    """Delete the decision with this id and all decisions on this question, and return the ids of deleted decisions.
-
-    Only decisions of the given owner (API key) are deleted; None means all owners. Before that, the deletion itself is
-    stored. Other processes read it, and drop matching decisions that they have not written yet.
-    """
+    """Delete the decisions with this id or question, and return their ids. Owner None means all API keys."""
     now = time.time()
     key = question_key(question) if question else ""
     with store.transaction(WRITE_LOCK) as transaction:
@@ -399,11 +385,9 @@ def delete_decisions(store: Store, id: str, question: str, owner: str | None) ->
 
 
 def delete_rows(store: Store, ids: Sequence[str]) -> None:
-    """Delete decisions, their feedback and corrections, and the answers that audits stored.
+    """Delete decisions with their feedback, corrections and stored answers.
 
-    Two things remain: the result of an audit, a number that tells whether the answer changed, which the alarm needs;
-    and for a day the time and owner of feedback, so that nobody can give more feedback a day by deleting decisions.
-    Feedback and corrections of decisions that do not exist, left by earlier versions, are deleted, too.
+    Audit results remain, as numbers without text.
     """
     values = [(id,) for id in ids]
     with store.transaction(WRITE_LOCK) as transaction:

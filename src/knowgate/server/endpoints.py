@@ -106,10 +106,7 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _describe_content(model: type[BaseModel] | None, media_types: Sequence[str] = (JSON_MEDIA_TYPE,)) -> dict[str, Any]:
-    """Return the OpenAPI field `content` of a request or response body, with a schema for each of its media types.
-
-    A JSON body has the schema of its pydantic model. Bodies of other types are described as text.
-    """
+    """Return the OpenAPI field `content` of a body. Only JSON bodies get the schema of their model."""
     text_schema = {"type": "string"}
     json_schema = text_schema if model is None else {"$ref": REFERENCE.format(model=model.__name__)}
     schemas = {name: json_schema if name == JSON_MEDIA_TYPE else text_schema for name in media_types}

@@ -94,11 +94,7 @@ def _check_port(options: ServeOptions) -> None:
 def _create_worker_app(
     settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None
 ) -> Any:
-    """Create the application of a worker process.
-
-    After SIGHUP, uvicorn starts new workers. That is why each worker reads the settings again. If the settings are
-    invalid, the error is logged and the worker exits with a status after which uvicorn does not restart it.
-    """
+    """Create the application of a worker process. Each worker reads the settings again, for reloads by SIGHUP."""
     from knowgate.server.app import create_app
 
     threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -110,21 +106,14 @@ def _create_worker_app(
 
 
 def _stop_with_parent() -> None:
-    """Wait until the parent process of this worker ends, and then stop the worker.
-
-    Usually the parent stops its workers, but it cannot do so if it is killed.
-    """
+    """Wait for the end of the parent process, then stop this worker. A killed parent cannot stop its workers."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
-    """Return options of uvicorn that limit connections and disable the features that the server does not use.
-
-    Access logs, websockets and the Server header are off. Proxy headers are ignored, because clients could forge them.
-    When the server stops, running requests have until the deadline to end.
-    """
+    """Return the options of uvicorn. Proxy headers are ignored, because clients could forge them."""
     from knowgate.server.connection_limits import HANG_SECONDS, LimitedHttpProtocol
 
     return {

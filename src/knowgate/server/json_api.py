@@ -60,7 +60,7 @@ class ApiError(Exception):
 
 
 def make_missing_error(component: str, option: str, code: str) -> ApiError:
-    """Return the error for a request that needs a component of the server that is not enabled.
+    """Return the error for a component that this server does not have.
 
     Args:
         component: The missing component, with "no": "no reranker".
@@ -72,7 +72,7 @@ def make_missing_error(component: str, option: str, code: str) -> ApiError:
 
 
 def make_unknown_decision_error(id: str) -> ApiError:
-    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
+    """Return the error for an unknown decision. Decisions of other API keys count as unknown."""
     message = f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one"
     return ApiError(404, f"{message} of its responses. Decisions are deleted after a while.", "no_decision")
 
@@ -90,7 +90,7 @@ def dump_json(value: Any, *, is_large: bool = False) -> bytes:
 
 
 def replace_non_finite(content: bytes) -> bytes:
-    """Replace NaN and infinity in JSON by null, because clients cannot parse them. Other JSON stays as it is."""
+    """Replace NaN and infinity in JSON by null. Clients cannot parse them."""
     if b"NaN" not in content and b"Infinity" not in content:
         return content
     try:
@@ -100,10 +100,7 @@ def replace_non_finite(content: bytes) -> bytes:
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Create a JSON response from a pydantic model or from plain data.
-
-    Fields of a model that were never set are left out. Non-ASCII characters are escaped.
-    """
+    """Return a JSON response for a pydantic model or plain data. Unset fields of a model are omitted."""
     if isinstance(content, BaseModel):
         content = content.model_dump(mode="json", exclude_unset=True)
     return Response(dump_json(content), status, {"content-type": "application/json", **(headers or {})})
@@ -147,11 +144,7 @@ async def read_body(
 
 
 def count_json_values(body: bytes, limit: int) -> int:
-    """Estimate the number of values in a JSON text without parsing it, to check that there are at most `limit`.
-
-    Every value follows a comma or an opening bracket, so these are counted. If there are more than `limit` of them,
-    they are counted again outside of strings, which takes longer.
-    """
+    """Estimate the number of values in a JSON text without parsing. Every value follows a comma or opening bracket."""
     count = sum(map(body.count, JSON_SEPARATORS))
     if count <= limit:
         return count

@@ -26,14 +26,9 @@ RECOVERY_SECONDS = 15.0
 
 @dataclass
 class CircuitBreaker:
-    """Stops calls to a component after several consecutive failures.
+    """Switch that stops calls to a component after several failures in a row.
 
-    In state "closed", calls are allowed. After `failure_threshold` failures in a row, the breaker is "open" and rejects
-    calls for `recovery_seconds`. Then it is "half-open" and allows one call as a probe. If the probe succeeds, the
-    breaker closes; if it fails, the breaker opens again. Not thread-safe: use it from the event loop only.
-
-    With `is_confirmed_by_probe`, failures lead to the state "half-open", and only `trip` opens the breaker. The owner
-    of the breaker probes the component then, so that slow calls of one client cannot stop the calls of others.
+    "open" rejects calls for a while. "half-open" allows one call as a probe. "closed" allows all calls.
     """
 
     name: str
@@ -61,7 +56,7 @@ class CircuitBreaker:
     def try_acquire(self) -> bool:
         """Return whether a call is allowed now.
 
-        If it is, the caller must report the outcome with `record_success`, `record_failure` or `record_cancellation`.
+        After an allowed call, report its outcome, for example with `record_success`.
         """
         state = self.state
         if state == "half-open" and not self.is_probing:
@@ -70,15 +65,13 @@ class CircuitBreaker:
         return state == "closed"
 
     def record_success(self) -> None:
-        """Report that a call succeeded, which closes the breaker."""
+        """Report a successful call. This closes the breaker (calls are allowed)."""
         self.failure_count = 0
         self.is_probing = False
         self.last_success = self.clock()
 
     def record_failure(self, start: float | None = None) -> None:
-        """Report that a call failed. After several failures in a row, the breaker opens.
-
-        With `is_confirmed_by_probe`, it becomes half-open instead, so that its owner can probe the component first.
+        """Report a failed call. Several failures in a row open the breaker (calls are rejected).
 
         Args:
             start: Time at which the call started. If another call succeeded since then, the component works for
@@ -105,7 +98,7 @@ class CircuitBreaker:
 
 
 class BreakersByKey:
-    """Circuit breakers of one component: one for each API key, so that failing requests of one key do not affect others.
+    """Circuit breakers of one component, one per API key. Failing requests of one key do not affect others.
 
     Args:
         name: Name of the component.
@@ -121,11 +114,7 @@ class BreakersByKey:
 
     @property
     def state(self) -> str:
-        """The worst state of the component for any API key: "open" if there is one, then "half-open", then "closed".
-
-        A key whose requests fail is ignored if requests of another key succeed at about the same time or later. Then the
-        component works, and the requests of this key are the cause.
-        """
+        """Worst state of the component for any API key. Keys are ignored while the component works for others."""
         states = set()
         for breaker in self._breakers.values():
             other_successes = [other.last_success for other in self._breakers.values() if other is not breaker]
@@ -186,7 +175,7 @@ class RequestSlots:
 
 
 class UploadBudget:
-    """Limits the memory for request bodies that have not arrived completely, over all clients."""
+    """Limit on the memory for incomplete request bodies of all clients."""
 
     def __init__(self, max_bytes: int = MAX_UNFINISHED_BYTES):
         self.max_bytes = max_bytes
@@ -204,7 +193,7 @@ class UploadBudget:
 
 
 def identify_client(request: Request, key: ApiKey | None) -> str:
-    """Return who sends a request: the hash of the API key or, without keys, the network address."""
+    """Return the sender of a request: the hash of the API key, or the network address."""
     if key is not None:
         return key.hash
     return request.client.host if request.client is not None else ""
@@ -217,12 +206,9 @@ MAX_CALLS_PER_AUDIT = 2  # one for the missing answer, one to compare the two
 
 @dataclass
 class CallBudget:
-    """Limits the number of LLM calls for audits per hour. Calls of at most one hour can be saved up.
+    """Limit on the LLM calls for audits per hour.
 
-    Calls are reserved before they are made, and those that are not needed are given back. With API keys, one key gets at
-    most half of an hour's calls, and never more than half of those that are left, so that something remains for others.
-    A new budget holds a tenth of an hour's calls, or enough for one audit. After a restart, it does not hold more than a
-    budget that had never stopped would have left.
+    Unused calls of up to one hour are saved up. With `shares`, each API key leaves calls for others.
 
     Attributes:
         calls_per_hour: Maximum number of calls per hour.
@@ -241,17 +227,14 @@ class CallBudget:
     _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute with how many calls the budget starts. Calls of earlier processes in the last hour reduce it."""
+        """Compute the number of calls at the start. Recent calls of earlier processes reduce it."""
         first_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
         unspent_calls = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))
         self.remaining = min(first_calls, unspent_calls, self._replay_earlier_calls(first_calls))
         self._last_refill = self.clock()
 
     def _replay_earlier_calls(self, first_calls: float) -> float:
-        """Return what a budget would have left now if it had held `first_calls` just before the earliest call.
-
-        Each earlier call takes one from the budget. Between the calls, and since the last one, it is refilled.
-        """
+        """Return the remaining calls after the earlier calls. Each call takes one, and time refills the budget."""
         calls_per_second = self.calls_per_hour / HOUR_SECONDS
         remaining = first_calls
         ages = sorted(self.earlier_calls, reverse=True)
@@ -261,7 +244,7 @@ class CallBudget:
         return remaining
 
     def reserve(self, owner: str, count: int) -> bool:
-        """Reserve calls for a request of an API key, and return whether that was possible."""
+        """Reserve calls for an API key, and return whether this succeeded."""
         if not self.allows(owner, count):
             return False
         self.remaining -= count
@@ -274,10 +257,9 @@ class CallBudget:
         self._used[owner] = max(0.0, self._used.get(owner, 0.0) - count)
 
     def allows(self, owner: str, count: int) -> bool:
-        """Return whether `count` LLM calls for an audit can be reserved now.
+        """Return whether `count` LLM calls can be reserved now.
 
-        There must be enough remaining calls. If API keys share the budget, a key that has already used some has two more
-        limits: it may use at most half of an hour's calls, and not more calls than remain for other keys.
+        With `shares`, repeated calls of one API key are limited.
 
         Args:
             owner: Name of the API key.
@@ -306,10 +288,7 @@ class CallBudget:
         return ""
 
     def _refill(self) -> None:
-        """Add the LLM calls that became available since the last refill: `calls_per_hour`, evenly over the hour.
-
-        A key may use half of the budget, so half of the new calls are subtracted from the used calls of each key.
-        """
+        """Add the LLM calls that became available since the last refill. Each key gets half of them back."""
         now = self.clock()
         refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
@@ -326,21 +305,14 @@ MAX_REMOTE_RERANKS = 4  # batches of documents that a rerank server gets at once
 
 @asynccontextmanager
 async def limit_time(timeout: float) -> AsyncIterator[None]:
-    """Raise TimeoutError if the body of this context manager takes longer than `timeout` seconds.
-
-    A thread that the body has started cannot be stopped. But its calls to other servers end shortly after the timeout,
-    so that they do not occupy the thread any longer.
-    """
+    """Raise TimeoutError if the `with` body takes too long. Network calls of its threads end soon afterwards."""
     with request_deadline(time.monotonic() + timeout + NETWORK_GRACE_SECONDS):
         async with asyncio.timeout(timeout):
             yield
 
 
 async def run_in_thread(threads: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-    """Run a function in a thread, with a copy of the caller's context variables.
-
-    If cancelled, a function that runs an LLM in this process stops before the next token or layer.
-    """
+    """Run a function in a thread, with the caller's context variables. A cancelled local LLM stops early."""
     with open_stoppable_context() as context:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))
 
@@ -348,10 +320,7 @@ async def run_in_thread(threads: ThreadPoolExecutor, work: Callable[[], Result])
 class RerankQueue:
     """Queue of the requests to POST /v1/rerank.
 
-    One request of each API key is reranked at a time. Its documents are split into batches. Keys take turns after each
-    batch, so a key with many or large requests delays only itself.
-
-    A rerank server gets up to `MAX_REMOTE_RERANKS` batches at once, from threads that searches do not use.
+    API keys take turns after each batch of documents. A key with large requests delays only itself.
     """
 
     def __init__(self) -> None:

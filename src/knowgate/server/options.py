@@ -22,10 +22,9 @@ PassagePlacement = Literal["user", "system", "documents"]
 
 
 class ServeOptions(Options):
-    """Options of the server, shared by `run_server`, `create_app` and `knowgate serve`.
+    """Options of the server, for `run_server`, `create_app` and `knowgate serve`.
 
-    The upstream is another OpenAI-compatible server that generates the answers. Without one, an LLM in this process
-    answers ("local model").
+    The upstream is another OpenAI-compatible server with the LLM. Without an upstream, the LLM runs in this process.
     """
 
     upstream: str | None = option(

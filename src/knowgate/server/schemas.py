@@ -39,11 +39,7 @@ Patterns = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FIL
 
 
 class PassageFilter(BaseModel):
-    """Restricts a search to documents whose id and title match the patterns.
-
-    Patterns are file name patterns such as `hr/*`. A field that is left out matches every document. If there are both
-    fields, a document must match one pattern of each.
-    """
+    """Filter of a search by file name patterns, such as `hr/*`. Each field needs one matching pattern."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +48,7 @@ class PassageFilter(BaseModel):
 
 
 class GateRequest(BaseModel):
-    """The `knowgate` object in a request body, with which a client controls the decision to retrieve."""
+    """The `knowgate` object in a request body. It controls the decision to retrieve."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -69,7 +65,7 @@ class GateRequest(BaseModel):
 
 
 class ApiRequest(BaseModel):
-    """Base class of request bodies. Unknown fields are allowed. Values of a wrong type are rejected, not converted."""
+    """Base class of request bodies. Unknown fields are allowed. Values are not converted to other types."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -88,7 +84,7 @@ class GatedRequest(ApiRequest):
 
 
 class ChatMessage(TypedDict):
-    """A chat message. Its content is a text, a list of parts, or null. The parts are not validated here."""
+    """Chat message. Its content is a text, a list of parts, or null."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
@@ -103,7 +99,7 @@ class ChatRequest(GatedRequest):
 
 
 class LocalChatRequest(ChatRequest):
-    """Body of POST /v1/chat/completions if the model runs in this process. Token limits are validated, too."""
+    """Body of POST /v1/chat/completions for a model in this process. Token limits are checked, too."""
 
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -122,7 +118,7 @@ class InputRequest(GatedRequest):
 
 
 class DecideRequest(GatedRequest):
-    """Body of POST /v1/decide. The handler checks that it has exactly one of `question`, `questions` and `messages`."""
+    """Body of POST /v1/decide. Exactly one of `question`, `questions` and `messages` is required."""
 
     question: QuestionText | None = None
     questions: list[QuestionText] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
@@ -145,9 +141,9 @@ class RerankRequest(ApiRequest):
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback: a user's opinion about an answer, given by the id of its decision.
+    """Body of POST /v1/feedback: a user's opinion about an answer.
 
-    The handler checks that there is a `rating`, a `correction` (the right answer), or both.
+    `id` is the decision, `correction` the right answer. Rating or correction is required.
     """
 
     id: str
@@ -163,7 +159,7 @@ class DeletionRequest(ApiRequest):
 
 
 class ClearAlarmRequest(ApiRequest):
-    """Body of POST /v1/learning/clear, with the arm of the A/B test whose alarm is cleared ("a" or "b")."""
+    """Body of POST /v1/learning/clear. `arm` is the gate in the A/B test, "a" or "b"."""
 
     arm: str = "a"
 
@@ -193,10 +189,10 @@ class ErrorResponse(ApiResponse):
 
 
 class DecisionSummary(ApiResponse):
-    """A decision whether to retrieve.
+    """Decision whether to retrieve.
 
-    `need` is the gate's estimate of the need for retrieval (0: the LLM knows, 1: retrieve). `retrieve` is true if it is
-    above `threshold`, unless a rule or a fallback decided; `reason` says so.
+    `need` is the score of the gate (0: the LLM knows, 1: retrieve). The server retrieves above `threshold`, but a rule
+    or fallback may overrule this.
     """
 
     retrieve: bool | None = None
@@ -215,13 +211,17 @@ class PassageSummary(ApiResponse):
 
 
 class RequestReport(DecisionSummary):
-    """The `knowgate` object of a response, which reports how the request was processed.
+    """The `knowgate` object of a response: how the request was processed.
 
-    `way` says how it was answered, such as "in-process" or "draft". `gated` says whether it was decided to retrieve or not;
-    if nothing was decided, `why_not` is the reason. `arm` is the gate of the A/B test, and `mode` says why the server
-    retrieved regardless of the gate ("shadow", "canary" or "alarm"). `choice` tells which answer the arbiter chose, that
-    with or without passages, and `unweighed` why it could not compare them. `degraded` lists the components that failed,
-    and `ignored` the request fields that had no effect.
+    Attributes:
+        way: How the request was answered, such as "in-process" or "draft".
+        gated: Whether there was a decision. If not, `why_not` is the reason.
+        arm: Gate of the A/B test.
+        mode: Why the server retrieved regardless of the gate: "shadow", "canary" or "alarm".
+        choice: Which answer the arbiter chose, with or without passages.
+        unweighed: Why the arbiter could not compare the answers.
+        degraded: Components that failed.
+        ignored: Request fields without effect.
     """
 
     id: str
@@ -239,7 +239,7 @@ class RequestReport(DecisionSummary):
 
 
 class LlmResponse(ApiResponse):
-    """The response of the LLM with a `knowgate` object. In a stream, the first and the last chunk have this object."""
+    """Response of the LLM with a `knowgate` object. In a stream, first and last chunk have it."""
 
     knowgate: RequestReport | None = None
 
@@ -291,7 +291,7 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """A decision in the decision log. `at`: seconds since 1970. `follow_up`: whether several messages made the question."""
+    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages."""
 
     at: float
     question: str | None = None
@@ -300,7 +300,7 @@ class StoredDecision(RequestReport):
 
 
 class FeedbackResponse(ApiResponse):
-    """Confirms that feedback was stored. `learnt` is true if it was also added to the history for training gates."""
+    """Confirmation of stored feedback. `learnt` is true if the feedback also became a training label."""
 
     id: str
     rating: str
@@ -308,7 +308,7 @@ class FeedbackResponse(ApiResponse):
 
 
 class DeletionResponse(ApiResponse):
-    """Confirms a deletion, with the numbers of deleted decisions and history entries, and a note if texts may remain."""
+    """Confirmation of a deletion, with the numbers of deleted entries. `note` warns about texts left behind."""
 
     forgotten: bool
     decisions: int
@@ -317,7 +317,7 @@ class DeletionResponse(ApiResponse):
 
 
 class ConfidenceBounds(ApiResponse):
-    """A mean with a confidence sequence from `low` to `high`, an interval that is valid however often it is read."""
+    """Mean with its confidence interval from `low` to `high`. The interval stays valid under repeated reading."""
 
     mean: float | None
     low: float
@@ -325,10 +325,10 @@ class ConfidenceBounds(ApiResponse):
 
 
 class KeyLossReport(ApiResponse):
-    """The audits of the requests of one API key.
+    """Audits of one API key.
 
-    An audit compares the answer that was sent with the answer with passages. `drawn` is the number of audits, and `lost`
-    how many of them found a changed answer. `alarm` is the reason why the gate is not followed for this key, or "".
+    An audit compares the sent answer with the answer with passages. `drawn` counts audits, `lost` counts changed
+    answers.
     """
 
     drawn: int
@@ -337,16 +337,17 @@ class KeyLossReport(ApiResponse):
 
 
 class LossReport(ConfidenceBounds):
-    """The share of answers that change if retrieval is skipped, measured by audits.
+    """Share of answers changed by skipping retrieval, measured by audits.
 
-    An audit compares the answer that was sent with the answer with passages, for a random sample of requests. `drawn` is
-    the number of audits with a result, and `failed` the number of audits without one. `lost` is the number of audits that
-    found a changed answer. `low` and `high` are the bounds of the share, with the given `confidence`: `low` takes the failed
-    audits as unchanged, `high` as changed.
+    An audit compares the sent answer with the answer with passages.
 
-    `promised` is the maximum share of answers that skipping may change; null means that nothing is tested and that there
-    is no alarm. `evidence` tells how strongly the audits speak against this maximum, from 0 (not at all) to 1 (it counts
-    as exceeded); null without a maximum. `alarm` is the reason for the alarm, or "". `keys`: the audits of each API key.
+    Attributes:
+        drawn: Number of audits with a result.
+        lost: Number of audits with a changed answer.
+        failed: Number of audits without a result. They count as unchanged in `low`, as changed in `high`.
+        promised: Maximum share of answers that may change. Null: no test and no alarm.
+        evidence: Strength of the evidence against this maximum, from 0 (none) to 1 (exceeded).
+        alarm: Reason for the alarm, or "".
     """
 
     drawn: int
@@ -360,9 +361,9 @@ class LossReport(ConfidenceBounds):
 
 
 class DriftReport(ConfidenceBounds):
-    """The share of questions (their number is `questions`) that are unlike the training questions of the gate.
+    """Share of questions unlike the training questions of the gate.
 
-    `drifted` is true if the share is too large. `keys` names the API keys for whose own questions it is too large.
+    `drifted` means a too large share. `keys` lists API keys with a too large share.
     """
 
     questions: int
@@ -371,7 +372,7 @@ class DriftReport(ConfidenceBounds):
 
 
 class ArmReport(ApiResponse):
-    """Results of one gate (arm) of an A/B test. `audits` has the number of checked answers by the result of the check."""
+    """Results of one gate (arm) of an A/B test. `audits` counts the checked answers by result."""
 
     gate: str
     threshold: float
@@ -381,12 +382,14 @@ class ArmReport(ApiResponse):
 
 
 class LearningResponse(ApiResponse):
-    """Body of the response to GET /v1/learning: what the server has learnt from its requests.
+    """Body of the response to GET /v1/learning: results of audits and A/B tests.
 
-    `arms` has the results of each gate of the A/B test, and `share_b` is the share of requests that get the second gate.
-    `canary` is the share of requests that follow a gate; the others retrieve. `audit` is the share of requests whose
-    answer is compared with the answer with passages, and `budget_left` the number of LLM calls that are left for this.
-    `labelled` is the number of labels added to the history since this process started.
+    Attributes:
+        share_b: Share of requests with the second gate.
+        canary: Share of requests that follow the gate. All others retrieve.
+        audit: Share of requests that are audited.
+        budget_left: Number of LLM calls left for audits.
+        labelled: Number of new labels in the history since this process started.
     """
 
     arms: dict[str, ArmReport]
@@ -398,7 +401,7 @@ class LearningResponse(ApiResponse):
 
 
 class ModelList(ApiResponse):
-    """The model names that a request can use: those of the LLMs, and knowgate/GATE for each selectable gate."""
+    """Model names for requests: the LLMs, and knowgate/GATE for each selectable gate."""
 
     object: Literal["list"] = "list"
     data: list[Any]
@@ -413,9 +416,7 @@ class HealthResponse(ApiResponse):
 class ReadyResponse(ApiResponse):
     """Whether the server can answer requests.
 
-    `breakers` has the states of the circuit breakers. `stale` is the reason why the calibration of the gate does not
-    apply, or "". `degraded` lists the components that are not used at the moment. `lost_decisions` is the number of
-    decisions that could not be stored, for example because the disk was full.
+    `degraded` lists its problems. `stale` is why the calibration of the gate does not apply, or "".
     """
 
     ready: bool
@@ -427,10 +428,9 @@ class ReadyResponse(ApiResponse):
 
 
 class DashboardResponse(ApiResponse):
-    """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
+    """Body of the response to GET /v1/dashboard.
 
-    `constant` says in words that the gate always decides the same, or is "". `guarantee` describes the guarantee of the
-    gate; `promise` repeats it for earlier clients. `figures` are statistics since `figures.since`.
+    `constant` tells that the gate always decides the same, or is "". `promise` repeats `guarantee` for earlier clients.
     """
 
     version: str

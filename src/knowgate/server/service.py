@@ -48,10 +48,9 @@ MAX_FORWARDED_VALUES = 1_000_000  # maximum number of JSON values in a request t
 
 @dataclass
 class Service:
-    """The components of a running server, and the request handlers of its endpoints.
+    """Components of a running server, and the handlers of its endpoints.
 
-    The service has either a `forwarder`, which sends requests to an upstream server, or a `local_chat`, which answers
-    with a model in this process. Components that are None are not enabled by the options.
+    None means a disabled component. Answers come from `forwarder` (another server) or `local_chat` (this process).
     """
 
     options: ServeOptions
@@ -73,7 +72,7 @@ class Service:
     upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
-        """Create the components that the options enable, except for the learner, which `start_learning` creates."""
+        """Create the components enabled by the options. Only `start_learning` creates the learner."""
         options = self.options
         # On a server with API keys, the requests of one key can use only half of the capacity, rounded up.
         max_per_client = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
@@ -107,7 +106,7 @@ class Service:
 
     @property
     def model_label(self) -> str:
-        """The LLM as the user names it: the model of the upstream if it is known, or else the upstream."""
+        """Name of the LLM for the user. For an unknown model of the upstream, the upstream is named."""
         if self.forwarder is None:
             return self.gate_service.rag.model.name
         upstream = self.forwarder.upstream
@@ -116,13 +115,13 @@ class Service:
     # --- lifecycle --------------------------------------------------------------------------------
 
     def start_learning(self, settings: PipelineOptions) -> None:
-        """Create the component that learns from requests (audits, A/B tests, history), if an option enables it."""
+        """Create the learner (audits, A/B tests, history), if an option enables it."""
         self.learner = build_learner(
             settings, self.options, self.gate_service, self.forwarder, self.decision_log, self.recent
         )
 
     async def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
-        """Use another gate service, with new settings, for new requests. Requests in progress keep the old one.
+        """Use a gate service with new settings for new requests. Requests in progress keep the old one.
 
         Returns:
             A function that closes the old gate service. Call it when no request uses that service any more.
@@ -165,10 +164,7 @@ class Service:
         return self.snapshot
 
     async def record(self, route: str, response: Response, trace: RequestTrace) -> Response:
-        """Record a request whose response is about to be sent.
-
-        Every request is counted in the metrics. If there is a decision, it is also stored in the recent decisions and
-        in the decision log. The learner may audit it.
+        """Record a request before its response is sent: metrics, decision log and audits.
 
         Returns:
             The response to send. With the option `durable`, this is an error if the decision could not be stored.
@@ -214,7 +210,7 @@ class Service:
             await self.rate_limiter.admit(key, count)
 
     async def _count_questions(self, key: ApiKey | None, count: int) -> None:
-        """Count each question of POST /v1/decide as a request. The request itself was counted as the first one.
+        """Count each question of POST /v1/decide as a request. The first one is already counted.
 
         Raises:
             ApiError: 400 if there are more questions than the key may ever ask in a minute, 429 if it has used up its
@@ -226,9 +222,7 @@ class Service:
         await self.count_requests(key, count - 1)
 
     async def receive_body(self, request: Request, client: str) -> None:
-        """Wait for the body of a request, and keep it for `read_request`.
-
-        A request whose body has not arrived is not yet counted as active, so slow uploads do not block other requests.
+        """Wait for the body of a request, and keep it. Slow uploads do not count as active requests.
 
         Raises:
             ApiError: 408, 413 or 429 if the body is too slow or too large, or if too many bodies arrive at once.
@@ -240,7 +234,7 @@ class Service:
             )
 
     async def read_request(self, request: Request, max_values: int = json_api.MAX_JSON_VALUES) -> dict[str, Any]:
-        """Return the body of a request, which `receive_body` has stored, as a JSON object. Parse large ones in a thread."""
+        """Return the received body of a request as a JSON object. Large bodies are parsed in a thread."""
         raw_body: bytes = request.state.body
         if len(raw_body) <= json_api.LARGE_BODY_BYTES:
             return json_api.parse_json_object(raw_body, max_values)
@@ -294,7 +288,7 @@ class Service:
         return json_api.json_response(await run_while_connected(request, work), headers=trace.headers)
 
     async def rerank(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/rerank, which orders documents by relevance. 404 if the server has no reranker."""
+        """Answer POST /v1/rerank: order documents by relevance."""
         reranker = self.gate_service.rag.reranker
         if reranker is None:
             raise json_api.make_missing_error("no reranker", "rerank", "no_reranker")
@@ -303,7 +297,7 @@ class Service:
         return json_api.json_response(await run_while_connected(request, work))
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
+        """Answer GET /v1/models with all LLMs, and knowgate/GATE for each selectable gate."""
         names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in list_selectable_gates(self.gate_service))]
         models: list[dict[str, Any]] = []
         if self.forwarder is not None:
@@ -317,7 +311,7 @@ class Service:
     # --- the decision log -------------------------------------------------------------------------
 
     def _require_decision_log(self) -> DecisionLog:
-        """Return the decision log, or raise a 404 error if there is none."""
+        """Return the decision log. Without one, raise a 404 error."""
         if self.decision_log is None:
             raise json_api.make_missing_error("no decision log", "decisions", "no_log")
         return self.decision_log
@@ -346,13 +340,13 @@ class Service:
         return json_api.json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer DELETE /v1/decisions/{id}, which deletes this decision, but no other ones on the same question."""
+        """Answer DELETE /v1/decisions/{id}. Other decisions on the same question stay."""
         decision = await self._find_decision(request.path_params["id"], trace)
         ids = await self._require_decision_log().delete(id=decision["id"], owner=_get_owner_filter(trace))
         return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/forget, which deletes what is stored about a question: of this API key, or of all for an admin."""
+        """Answer POST /v1/forget: delete everything about a question. Only admins delete entries of other API keys."""
         question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request)).question
         owner = _get_owner_filter(trace)
         ids = set(await self.recent.find_ids(question, owner))
@@ -369,16 +363,13 @@ class Service:
     async def _finish_deletion(
         self, ids: Collection[str], question: str | None, trace: RequestTrace
     ) -> schemas.DeletionResponse:
-        """Delete decisions from memory, and their question (None if it is not stored) from the history.
-
-        Only an admin key deletes from the history, because it does not record whose questions it has.
-        """
+        """Delete decisions from memory, and their question from the history. Only admins can change the history."""
         self.recent.delete(ids)
         entry_count, is_gone = await asyncio.to_thread(self._delete_from_history, question, trace.is_admin)
         return schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
 
     def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
-        """Delete a question (None if its text is not stored) from the history, if the request has an admin key.
+        """Delete a question from the history. Only admin keys may do this. None means an unknown question.
 
         Returns:
             The number of deleted entries, and whether it is certain that the history does not have the question now.
@@ -400,7 +391,7 @@ class Service:
     # --- learning and monitoring ------------------------------------------------------------------
 
     def _require_learner(self) -> TrafficLearner:
-        """Return the component that learns from requests, or raise a 404 error if there is none."""
+        """Return the component that learns from requests. Raise a 404 error without one."""
         if self.learner is None:
             raise json_api.make_missing_error("no audits and no history of labels", "audit", "off")
         return self.learner
@@ -410,7 +401,7 @@ class Service:
         return json_api.json_response(schemas.LearningResponse.model_validate(self._require_learner().to_json()))
 
     async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/learning/clear, which clears the alarm of one gate and restarts its audits."""
+        """Answer POST /v1/learning/clear: clear the alarm of one gate, and restart its audits."""
         learner = self._require_learner()
         clear_request = json_api.parse_request(schemas.ClearAlarmRequest, await self.read_request(request))
         await learner.auditor.clear_alarm(clear_request.arm)
@@ -421,10 +412,7 @@ class Service:
         return Response(self.metrics.format(self.learner), media_type=PROMETHEUS_CONTENT_TYPE)
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer GET /ready: whether the server can answer requests, and which components do not work.
-
-        The status is 503 if the upstream failed repeatedly (its circuit breaker is open) or the API keys are unreadable.
-        """
+        """Answer GET /ready: whether the server works, with its problems. Status 503 means not ready."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         can_read_keys = self.access_policy.list_keys() is not None
         is_ready = states.get("upstream") != "open" and can_read_keys

@@ -57,18 +57,14 @@ TURN_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKey
 
 
 class WorkSlice:
-    """Lets other tasks of the event loop run after every SLICE_LINES lines or SLICE_BYTES bytes of a stream.
-
-    A stream whose data arrives faster than it is processed never waits for data, so it would block all other requests.
-    Streams take turns: while the other tasks run once, only one stream processes a slice.
-    """
+    """Regular pauses in the processing of a stream. A fast stream would block all other requests."""
 
     def __init__(self) -> None:
         self._lines = 0
         self._bytes = 0
 
     async def add(self, byte_count: int) -> None:
-        """Count one line of `byte_count` bytes. If the slice is used up, let other tasks run before the next line."""
+        """Count one line of `byte_count` bytes. From time to time, let other tasks run."""
         self._lines += 1
         self._bytes += byte_count
         if self._lines < SLICE_LINES and self._bytes < SLICE_BYTES:
@@ -83,10 +79,9 @@ class WorkSlice:
 
 
 def drop_repetitions(chunk: bytes) -> bytes:
-    r"""Remove blank lines and comments of an event stream that have no effect, because a server may send very many.
+    r"""Remove repeated blank lines and comments of an event stream.
 
-    Two or more blank lines become one. Of events that consist only of a comment (a line that starts with a colon) and
-    follow each other, the last one remains. Example: b"data: 1\n\n\n\n" -> b"data: 1\n\n"
+    Example: b"data: 1\n\n\n\n" becomes b"data: 1\n\n".
     """
     if b"\n\n\n" in chunk or b"\r\n\r\n\r\n" in chunk:
         chunk = BLANK_RUN.sub(lambda match: b"\r\n\r\n" if match[0].startswith(b"\r") else b"\n\n", chunk)
@@ -94,10 +89,7 @@ def drop_repetitions(chunk: bytes) -> bytes:
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    r"""Split a byte stream into lines. Each line keeps its ending: LF, CR LF or CR.
-
-    Lines that have no effect are dropped: repeated blank lines, and most repeated comments (lines that start with a
-    colon). Example: chunks b"data: 1\n\n\nda", b"ta: 2\n" -> lines b"data: 1\n", b"\n", b"data: 2\n"
+    """Split a byte stream into lines with their endings. Repeated blank lines and comments are dropped.
 
     Raises:
         InvalidResponse: A line exceeds MAX_EVENT_BYTES, or there are more than MAX_STREAM_LINES lines.
@@ -134,10 +126,7 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
 
 
 async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an event stream up to its event [DONE], even if the server keeps the connection open.
-
-    After this event, the rest of the stream is read for a short time, because a connection can only be used again for
-    another request if its response was read to the end.
+    """Yield the lines of an event stream up to its event [DONE]. The rest is read briefly and ignored.
 
     Raises:
         InvalidResponse: The stream contains no event with data, or is too large.
@@ -176,7 +165,7 @@ async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -
 
 
 def parse_event_data(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a `data:` line of an event stream, or None if the line contains no JSON object."""
+    """Return the JSON object of a `data:` line, or None. Other lines have no JSON object."""
     text = line.removeprefix(b"data:").strip()
     if not line.startswith(b"data:") or not text.startswith(b"{"):
         return None
@@ -202,18 +191,14 @@ def has_finish_reason(line: bytes) -> bool:
 
 
 class StreamEnd:
-    """Notes whether the upstream has ended a stream properly, so that a stream that is cut can be told from a complete one.
-
-    A chat ends with a chunk that has a finish reason, or with an error. The event [DONE] follows. A stream of the
-    Responses API ends with an event such as response.completed.
-    """
+    """Check whether a stream has ended properly. A cut stream has no finish reason, error or [DONE]."""
 
     def __init__(self) -> None:
         self._is_complete = False
         self._is_done = False  # whether the client expects no further event
 
     def add(self, line: bytes) -> None:
-        """Note whether a line of the stream belongs to one of the events that end it."""
+        """Note whether a line of the stream ends it."""
         if not line.startswith(b"data:"):
             return
         if is_done_event(line) or RESPONSE_END.search(line):
@@ -225,7 +210,7 @@ class StreamEnd:
             self._is_complete = self._is_complete or bool(chunk.get("error"))
 
     def format_missing_events(self) -> bytes:
-        """Return the events that are missing at the end of the stream: [DONE], after an error if the answer was cut."""
+        """Return the events missing at the end of the stream. A cut answer also gets an error event."""
         if self._is_done:
             return b""
         if self._is_complete:
@@ -278,11 +263,7 @@ class StreamAnnotator:
         self.has_annotated_first = False
 
     def annotate(self, line: bytes) -> bytes:
-        """Return a line of a streamed answer as the client gets it. Most lines are not changed.
-
-        The first and the last chunk get the `knowgate` object, which reports how the request was processed. The field
-        `usage` also counts the tokens of other LLM calls, such as a discarded draft. NaN and infinity become null,
-        because they are not valid JSON. With `hides_logprobs`, log-probabilities are removed.
+        """Return a line of a streamed answer for the client. First and last chunk get the `knowgate` report.
 
         Raises:
             InvalidResponse: The line has invalid `choices`, or its JSON is nested too deeply.
@@ -313,10 +294,7 @@ class StreamAnnotator:
 
 
 class CancelOnDisconnect:
-    """Context manager that cancels its body when the client disconnects, and then raises DisconnectError.
-
-    The body runs in the current task, as with `asyncio.timeout`. A second task watches the connection.
-    """
+    """Context manager that cancels its body when the client disconnects. It then raises DisconnectError."""
 
     def __init__(self, receive: Receive):
         self._receive = receive
@@ -337,10 +315,7 @@ class CancelOnDisconnect:
         self._body.cancel()
 
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        """Stop watching the connection. If the client disconnected, raise DisconnectError instead of CancelledError.
-
-        As in asyncio.timeout, CancelledError is kept if the task was also cancelled by someone else.
-        """
+        """Stop watching the connection. After a disconnect, raise DisconnectError instead of CancelledError."""
         self._watcher.cancel()
         if self._is_disconnected:
             is_only_cancellation = self._body.uncancel() <= self._earlier_cancellations
@@ -359,9 +334,7 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result
 
 
 class EventStreamResponse(Response):
-    """Response that streams events until they end, the client disconnects, or the deadline passes.
-
-    Then it closes the generator of events and calls `on_close`.
+    """Response that streams events. It ends with the last event, a disconnect or the deadline, then calls `on_close`.
 
     Args:
         events: Encoded server-sent events.
@@ -377,7 +350,7 @@ class EventStreamResponse(Response):
         self.on_close: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, and stop if the client disconnects, or does not read its last events."""
+        """Send the response. Stop when the client disconnects or does not read the end."""
         try:
             with suppress(DisconnectError):
                 async with CancelOnDisconnect(receive):
@@ -388,7 +361,7 @@ class EventStreamResponse(Response):
             self.on_close()
 
     async def _send_events(self, send: Send) -> ApiError | None:
-        """Send the headers and the events. Returns an error if the deadline passes or the stream fails."""
+        """Send the headers and the events. Return an error after the deadline or a failure."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with asyncio.timeout_at(self.deadline):
@@ -405,10 +378,7 @@ class EventStreamResponse(Response):
         return None
 
     async def _send_end(self, scope: Scope, send: Send, error: ApiError | None) -> None:
-        """Send the end of the stream, after an error if there is one.
-
-        If the client does not read that either, the connection is aborted, so that the request ends soon after its deadline.
-        """
+        """Send the end of the stream, after any error. Abort the connection of a client that does not read."""
         try:
             async with asyncio.timeout(None if error is None else LAST_EVENTS_SECONDS):
                 if error is not None:

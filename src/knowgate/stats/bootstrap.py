@@ -52,7 +52,7 @@ class Estimate:
     high: float | None = None
 
     def format(self, digits: int = 3) -> str:
-        """Format as '0.812 [0.790, 0.833]'; without the brackets if there is no interval."""
+        """Format the estimate. Example: '0.812 [0.790, 0.833]'."""
         if self.value is None:
             return "not defined"
         if self.low is None or self.high is None:
@@ -66,10 +66,9 @@ WeightedMetric = Callable[[WeightMatrix], Mapping[str, FloatArray]]
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Bootstrap resamples of `n` questions: each draws n questions at random, some of them several times.
+    """Bootstrap resamples of `n` questions, drawn with replacement.
 
-    The resamples are drawn in portions, which are computed in parallel. Portion 0 is the original sample, so the first
-    value of every result is the value on the original sample.
+    Resamples are computed in parallel portions. Portion 0 is the original sample.
 
     Attributes:
         n: Number of questions.
@@ -87,10 +86,9 @@ class Bootstrap:
         return 1 + math.ceil(self.resamples / PORTION_SIZE)
 
     def iter_blocks(self, number: int) -> Iterator[WeightMatrix]:
-        """Draw the resamples of one portion, and yield how often each resample draws each question.
+        """Yield how often each resample of a portion draws each question.
 
-        The counts come in blocks (resamples x questions) that fit into memory. A portion is a fixed number of resamples
-        with its own random generator, so that portions can be drawn in parallel.
+        The counts come in blocks (resamples x questions) to save memory.
 
         Args:
             number: Number of the portion. Portion 0 is the original sample; each other one has PORTION_SIZE resamples.
@@ -123,9 +121,6 @@ class Bootstrap:
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute metrics on many resamples, in parallel.
 
-        The resamples are divided into portions, which several threads compute. Each portion consists of blocks, as many
-        resamples as fit into memory. At the end, the values of all blocks are joined.
-
         Args:
             portions: Numbers of the portions to compute.
             metrics: Functions that compute one or more named values for each resample.
@@ -135,7 +130,7 @@ class Bootstrap:
         """
 
         def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
-            """Compute all metrics on the blocks of one portion; the result has one list per block."""
+            """Compute all metrics on one portion. The result has one list per block."""
             blocks = []
             for weights in self.iter_blocks(number):
                 blocks.append([metric(weights) for metric in metrics])
@@ -168,10 +163,7 @@ def summarize_resamples(values: FloatArray) -> Estimate:
 
 
 def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
-    """Estimate the mean of a value that was measured on each question, with a bootstrap interval.
-
-    If the values are differences of two systems, the interval is paired. Large samples of few distinct values, such as
-    0 and 1, are resampled in a faster way.
+    """Estimate the mean of one value per question, with a bootstrap interval.
 
     Raises:
         BadInput: There are no values.
@@ -187,10 +179,9 @@ def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Est
 
 
 def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples: int) -> Estimate:
-    """Estimate the mean of a large sample that has only a few distinct values.
+    """Estimate the mean of a large sample with few distinct values.
 
-    How often each distinct value occurs in a resample follows a multinomial distribution. Drawing these counts directly
-    is much faster than drawing questions.
+    Drawing counts of values is much faster than drawing questions.
 
     Args:
         values: The sample.
@@ -208,8 +199,7 @@ def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples
 def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAMPLES) -> list[Estimate]:
     """Estimate the mean of each column, with a bootstrap interval.
 
-    Columns of equal length share their resamples, so they take little more time than one column. NaN marks a missing
-    value, which is left out. The estimate of a column without values has the value None.
+    NaN marks missing values. Columns without values give None.
     """
     estimates: dict[int, Estimate] = {}  # by column number
     by_size: dict[int, dict[int, FloatArray]] = {}  # columns that share their resamples, by length and column number
@@ -227,10 +217,7 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
 
 
 def _estimate_shared(columns: Mapping[int, FloatArray], bootstrap: Bootstrap) -> dict[int, Estimate]:
-    """Estimate the means of columns of equal length on the same resamples.
-
-    The columns and the estimates are keyed by the number of the column.
-    """
+    """Estimate the means of columns of equal length on the same resamples."""
 
     def compute_means(weights: WeightMatrix) -> dict[str, FloatArray]:
         return {str(number): weighted_mean(weights, column) for number, column in columns.items()}
@@ -254,7 +241,7 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
     ranking = NeedRanking(needs)
 
     def compute_quality(weights: WeightMatrix) -> dict[str, FloatArray]:
-        """Compute each metric for each resample; `weights` says how often it draws each question."""
+        """Compute each metric for each resample. `weights` counts the draws of each question."""
         areas = ranking.areas(ranking.sort(weights), needed)
         return {
             "auroc": areas["auroc"],
@@ -270,7 +257,7 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
 
 
 def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
-    """Estimate the AUROC of a gate's scores: how well they tell which questions need retrieval.
+    """Estimate the AUROC of a gate's scores, with a bootstrap interval.
 
     Args:
         needed: Whether each question really needed retrieval.
@@ -288,15 +275,15 @@ def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAUL
 
 
 def _estimate(metric: WeightedMetric, bootstrap: Bootstrap) -> dict[str, Estimate]:
-    """Estimate each value that a metric function computes, with a bootstrap interval, by name."""
+    """Estimate each value of a metric function, with a bootstrap interval."""
     (resampled,) = bootstrap.apply([metric])
     return {name: summarize_resamples(values) for name, values in resampled.items()}
 
 
 def bootstrap_p_value(differences: FloatArray) -> float:
-    """Return the two-sided bootstrap p-value of the hypothesis that two systems do not differ.
+    """Return the two-sided bootstrap p-value for a difference of two systems.
 
-    The p-value is small if nearly all resamples have a difference of the same sign. It is 1 without resamples.
+    Small values mean: nearly all resamples have the same sign.
 
     Args:
         differences: Differences between the two systems. The first is measured on the original sample, and is ignored.

@@ -41,9 +41,9 @@ ODDS_RATIOS = (1.25, 1.5, 2.0, 5.0, 20.0, 100.0)
 
 @dataclass
 class MeanConfidenceSequence:
-    """Running mean with a lower and an upper bound.
+    """A running mean with a lower and an upper bound.
 
-    With probability 1 - delta, the bounds are correct at all times, not only at one chosen time.
+    With probability 1 - delta, the bounds are correct at all times.
 
     Attributes:
         delta: Probability that a bound is ever wrong.
@@ -85,10 +85,7 @@ class MeanConfidenceSequence:
         return 1.0 - self._find_lower_bound(self.n - self.total)  # the mirror image of the lower bound
 
     def _find_lower_bound(self, total: float) -> float:
-        """Find the lower bound of the mean of observations with this sum: the largest mean that is too small for them.
-
-        Bisection finds it between 0 and the observed mean. The bound is 0 without observations.
-        """
+        """Find the lower bound of the mean by bisection, from the sum of observations."""
         if not self.n:
             return 0.0
         low = 0.0
@@ -102,10 +99,9 @@ class MeanConfidenceSequence:
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
-        """Return whether the observations, whose sum is `total`, are too large to have this true mean.
+        """Return whether the observations are too large for this true mean.
 
-        The evidence for that, averaged over several parameters lambda, starts at 1. With this true mean, it would ever
-        reach 2 / delta with probability at most delta / 2 (Ville's inequality for supermartingales).
+        Ville's inequality limits the error to delta / 2.
         """
         log_evidence = LAMBDAS * (total - self.n * mean) - PSI * self.variation  # one value per lambda
         log_mean_evidence = float(np.logaddexp.reduce(log_evidence)) - math.log(len(LAMBDAS))
@@ -114,11 +110,9 @@ class MeanConfidenceSequence:
 
 @dataclass
 class GuaranteeTest:
-    """Sequential test whether a mean exceeds a guaranteed limit.
+    """A sequential test whether a mean exceeds a guaranteed limit.
 
-    The test bets play money on observations above the limit. While the guarantee holds, bets do not win in the long run,
-    so capital that has grown is evidence against the guarantee. The probability of a false alarm (`is_violated` ever
-    becomes True though the guarantee holds) is at most delta. Start a new test after you changed the system.
+    The test bets play money on observations above the limit. Growing capital is evidence against the guarantee.
 
     Attributes:
         limit: The guarantee is that the mean is at most this limit.
@@ -148,7 +142,7 @@ class GuaranteeTest:
     def add(self, value: float) -> None:
         """Add an observation between 0 and 1.
 
-        The capital of each bet grows if the observation is above the limit, and shrinks if it is below.
+        Observations above the limit increase the capital, others reduce it.
         """
         _check_value(value)
         # The initial capital is bet little by little, so that a late violation need not first win back earlier losses.
@@ -162,25 +156,19 @@ class GuaranteeTest:
 
     @property
     def evidence(self) -> float:
-        """Evidence against the guarantee: 1 at the start; at 1 / delta, the guarantee counts as violated.
-
-        This is the mean capital of the bets, plus the part of the initial capital 1 that is not yet bet.
-        """
+        """Evidence against the guarantee: 1 at the start, and 1 / delta for a violation."""
         return sum(self.capital) / len(ODDS_RATIOS) + _unspent_capital(self.n)
 
     @property
     def evidence_share(self) -> float:
-        """How close the evidence is to a violation, on a log scale from 0 (no evidence) to 1 (violated)."""
+        """How near a violation is, from 0 (no evidence) to 1 (violated), on a log scale."""
         if self.is_violated:
             return 1.0
         return min(1.0, max(0.0, math.log(self.evidence) / math.log(1 / self.delta)))
 
 
 def _unspent_capital(n: int) -> float:
-    """Return the share of the initial capital that is not yet bet after n observations.
-
-    It is 1 at the start, and falls ever more slowly towards 0.
-    """
+    """Return the share of the initial capital not yet bet after n observations."""
     return 1 / (1 + math.log1p(n))
 
 
@@ -191,6 +179,6 @@ def _check_value(value: float) -> None:
 
 
 def _check_delta(delta: float) -> None:
-    """Raise BadSetting if delta, the probability of an error, is not between 0 and 1."""
+    """Raise BadSetting if the error probability delta is not between 0 and 1."""
     if not 0 < delta < 1:
         raise BadSetting(f"delta={delta} is not allowed: it must be above 0 and below 1, such as 0.05.")

@@ -56,7 +56,7 @@ def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
 
 
 def weighted_accuracy(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return how often 'the need is above 0.5' correctly predicts that retrieval was needed.
+    """Return the accuracy of predicting retrieval for needs above 0.5.
 
     Args:
         weights: Weights of the questions in each resample (resamples x questions).
@@ -70,7 +70,7 @@ def weighted_accuracy(weights: WeightMatrix, needed: BoolArray, needs: FloatArra
 
 
 def weighted_brier(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the Brier score of each resample: the mean squared difference of prediction and truth.
+    """Return the Brier score (mean squared error of the prediction) of each resample.
 
     Args:
         weights: Weights of the questions in each resample (resamples x questions).
@@ -81,9 +81,7 @@ def weighted_brier(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) 
 
 
 def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the expected calibration error (ECE) of each bootstrap resample, over N_ECE_BINS bins of equal width.
-
-    The questions are processed in blocks, to save memory.
+    """Return the expected calibration error (ECE) of each bootstrap resample.
 
     Args:
         weights: How often each resample draws each question (resamples x questions).
@@ -107,10 +105,9 @@ def assign_ece_bins(needs: FloatArray) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class NeedRanking:
-    """Questions sorted by need for retrieval, for metrics that depend only on the order, such as AUROC.
+    """Questions sorted by need for retrieval, for rank metrics such as AUROC.
 
-    Questions with equal needs form one group, within which there is no order. Methods take weights of the questions,
-    such as bootstrap counts, and return one value per resample.
+    Methods take weights of the questions and return one value per resample.
     """
 
     needs: FloatArray
@@ -126,7 +123,7 @@ class NeedRanking:
         return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN: the first always starts one
 
     def sort(self, weights: WeightMatrix) -> WeightMatrix:
-        """Transpose weights of questions and sort them by need, as `auroc` and `areas` expect them.
+        """Transpose the weights and sort them by need, for `auroc` and `areas`.
 
         Args:
             weights: How often each resample draws each question (resamples x questions).
@@ -140,8 +137,7 @@ class NeedRanking:
     def auroc(self, sorted_weights: WeightMatrix, needed: BoolArray) -> FloatArray:
         """Return the area under the ROC curve of each resample.
 
-        This is the probability that a question that needed retrieval has a higher need than one that did not. Equal
-        needs count half.
+        Pairs of questions with equal needs count half.
 
         Args:
             sorted_weights: Weights from `sort` (questions x resamples).
@@ -180,7 +176,7 @@ class NeedRanking:
         }
 
     def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, below: WeightMatrix) -> FloatArray:
-        """Return the AUROC of each resample: the share of pairs whose positive has a higher score than its negative.
+        """Return the AUROC: the share of pairs with the positive ranked above the negative.
 
         Args:
             positive: Weight of the questions that needed retrieval, in each group of equal needs (groups x resamples).
@@ -198,7 +194,7 @@ class NeedRanking:
         return len(self.starts) < len(self.needs)
 
     def _group(self, sorted_weights: WeightMatrix, needed: BoolArray) -> tuple[WeightMatrix, WeightMatrix]:
-        """Sum the weights of questions with equal needs, separately for those that really needed retrieval.
+        """Sum the weights of questions with equal needs, for each class.
 
         Returns:
             (positive, negative): the sums over the questions that needed retrieval, and over those that did not. Both
@@ -216,7 +212,7 @@ class NeedRanking:
 
 
 def safe_divide(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
-    """Divide elementwise; the result is NaN where the denominator is not positive."""
+    """Divide elementwise. The result is NaN for denominators that are not positive."""
     undefined = np.full(np.shape(numerator), np.nan)
     return np.asarray(np.divide(numerator, denominator, out=undefined, where=denominator > 0))
 
@@ -235,7 +231,7 @@ def _column_sum(weights: WeightMatrix) -> FloatArray:
 
 
 def auroc(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the area under the ROC curve of a gate's scores: how well they tell which questions need retrieval.
+    """Return the area under the ROC curve of a gate's scores.
 
     Args:
         needed: Whether each question really needed retrieval.
@@ -252,7 +248,7 @@ def auroc(needed: BoolArray, needs: FloatArray) -> float | None:
 
 
 def accuracy(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return how often a gate's score above 0.5 correctly predicts that a question needs retrieval.
+    """Return the accuracy of predicting retrieval for scores above 0.5.
 
     Args:
         needed: Whether each question really needed retrieval.
@@ -276,10 +272,9 @@ def _first(values: FloatArray) -> float | None:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Accuracy of the answers at every retrieval rate, i.e. share of questions for which passages are retrieved.
+    """Accuracy of the answers at every retrieval rate (share of questions with retrieval).
 
-    Passages are retrieved for the questions with the highest needs first. A need is a gate's score of a question, from
-    0 (the LLM knows) to 1 (retrieve).
+    Passages are retrieved for the questions with the highest needs first.
 
     Attributes:
         accuracies: Accuracy if passages are retrieved for k of n questions, for k = 0 to n. Questions with equal needs
@@ -299,9 +294,9 @@ class Frontier:
 
 
 def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: FloatArray) -> Frontier:
-    """Compute the accuracy of a gate at every retrieval rate, i.e. share of questions that it retrieves for.
+    """Compute the accuracy of a gate at every retrieval rate.
 
-    Questions with a higher need for retrieval are retrieved for first.
+    Passages are retrieved for the questions with the highest needs first.
 
     Args:
         closed_right: Whether each answer without passages is correct.
@@ -322,9 +317,9 @@ def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: Floa
 
 
 def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> Frontier:
-    """Compute the best possible accuracy at every retrieval rate, i.e. share of questions that are retrieved for.
+    """Compute the best possible accuracy at every retrieval rate.
 
-    A perfect gate (oracle) retrieves first for the questions that retrieval helps, and last for those that it harms.
+    The oracle retrieves first for questions that retrieval helps.
 
     Args:
         closed_right: Whether each answer without passages is correct.

@@ -38,7 +38,7 @@ class Proportion:
 
 
 def estimate_proportion(outcomes: Iterable[bool | None]) -> Proportion:
-    """Estimate the share of True among the outcomes. Outcomes that are None are ignored."""
+    """Estimate the share of True among the outcomes. None is ignored."""
     known = [outcome for outcome in outcomes if outcome is not None]
     hits, n = sum(known), len(known)
     if not n:
@@ -47,10 +47,7 @@ def estimate_proportion(outcomes: Iterable[bool | None]) -> Proportion:
 
 
 def wilson_interval(hits: int, n: int) -> tuple[float, float]:
-    """Return the lower and upper end of the 95 % score interval of a proportion (Wilson 1927).
-
-    Unlike the normal approximation, it is valid for small n. n must not be 0.
-    """
+    """Return the 95 % score interval of a proportion (Wilson 1927), valid for small n."""
     share, z_squared = hits / n, Z_95 * Z_95
     scale = 1 + z_squared / n
     center = (share + z_squared / (2 * n)) / scale
@@ -60,8 +57,6 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
 
 def upper_confidence_limit(hits: int, n: int, error: float) -> float:
     """Return the one-sided upper confidence limit of a proportion (Clopper and Pearson 1934).
-
-    The limit is the share for which at most `hits` hits in n cases have the probability `error`. Bisection finds it.
 
     Args:
         hits: Number of cases that count.
@@ -87,7 +82,7 @@ def upper_confidence_limit(hits: int, n: int, error: float) -> float:
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None if there are no such values."""
+    """Return the mean of all values except None, or None without values."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
@@ -96,7 +91,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 class Correlation:
     """Pearson's correlation coefficient `r` of `n` pairs of values.
 
-    `r` is None if it is not defined: all first or all second values are equal, or there are fewer than two pairs.
+    `r` is None if all first or all second values are equal.
     """
 
     n: int
@@ -181,9 +176,7 @@ def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Comparison of two gates on the same questions.
-
-    A gate decides for each question whether the LLM answers from memory or with retrieved passages.
+    """A comparison of two gates on the same questions.
 
     Attributes:
         gate: Name of the first gate.
@@ -211,7 +204,7 @@ class PairedComparison:
 
 
 def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
-    """Test whether two systems answer equally many questions correctly (exact two-sided McNemar test).
+    """Test whether two systems answer equally many questions right (McNemar's exact test).
 
     Args:
         first: Whether the first system answers each question correctly.
@@ -230,9 +223,9 @@ def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
 
 
 def holm_correction(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values corrected for multiple tests (Holm 1979), in the same order.
+    """Return the p-values corrected for multiple tests (Holm 1979).
 
-    The smallest of n p-values is multiplied by n, the next one by n - 1, and so on. Their order stays the same.
+    The smallest of n p-values is multiplied by n.
     """
     from_smallest = sorted(range(len(p_values)), key=lambda number: p_values[number])
     corrected = [0.0] * len(p_values)
@@ -245,7 +238,7 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
 
 
 def format_proportion(proportion: Proportion, missing: str = MISSING_VALUE) -> str:
-    """Format a proportion with its interval as '52.0 % [48.1, 55.9], n = 600', or `missing` if n is 0."""
+    """Format a proportion. Example: '52.0 % [48.1, 55.9], n = 600'."""
     if proportion.value is None:
         return missing
     estimate = Estimate(proportion.value, proportion.low, proportion.high)
@@ -265,7 +258,7 @@ def format_points_estimate(estimate: Estimate) -> str:
 def _format_estimate(
     estimate: Estimate, format_value: Callable[[float], str], format_end: Callable[[float], str]
 ) -> str:
-    """Format the value and, if there is one, the interval of an estimate; a dash if it is not defined."""
+    """Format the value and the interval of an estimate. A dash means not defined."""
     if estimate.value is None:
         return MISSING_VALUE
     value = format_value(estimate.value)

@@ -25,10 +25,9 @@ NO_CLASS = -1  # questions that no strategy answers right
 def fit_adaptive(
     examples: Annotated[Examples, ExampleRequirements()], *, embedder: Embedder | None = None
 ) -> FitResult:
-    """Fit the Adaptive-RAG gate: predict how many rounds of retrieval a question needs, none, one or several.
+    """Fit the Adaptive-RAG gate: predict how many rounds of retrieval a question needs.
 
-    A classifier reads the embedding of the question. It learns the cheapest strategy that answered right in the label
-    run. The gate's need for retrieval is one minus the probability of "no round".
+    The classifier reads the embedding of the question.
     """
     encoder = embedder or SentenceEmbedder()
     strategies = [label_cheapest_strategy(row) for row in examples.rows]
@@ -75,10 +74,7 @@ def label_cheapest_strategy(row: LabelRow) -> str | None:
 
 
 def is_iterative_correct(row: LabelRow) -> bool | None:
-    """Return whether the answer after several rounds of retrieval is right; None if they were not tried.
-
-    The grade comes from the label run or, for answers that were recorded elsewhere, from `meta.acc_contains.ircot`.
-    """
+    """Return whether the answer after several rounds of retrieval is right. None means not tried."""
     if row.iterative is not None:
         return bool(row.iterative.correct)
     recorded = row.meta.get("acc_contains")
@@ -87,10 +83,7 @@ def is_iterative_correct(row: LabelRow) -> bool | None:
 
 
 def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Tensors:
-    """Fit a logistic regression with several regularization strengths, and return the one that fits the dev split best.
-
-    The best one gives the dev questions' true classes the highest likelihood. Questions that no strategy answers right
-    have no class and are left out.
+    """Fit logistic regressions of several strengths and return the best one on the dev split.
 
     Raises:
         BadInput: All training questions are of the class "no", or none is.
@@ -108,10 +101,9 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
 
 
 def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tensors:
-    """Fit a logistic regression with scikit-learn's C, and return its weights, biases and `seen`.
+    """Fit a logistic regression with scikit-learn's C, and return its tensors.
 
-    All three have one row per class of COMPLEXITY_CLASSES. A class without training questions has weights of 0, and its
-    `seen` is 0 instead of 1.
+    `seen` is 0 for classes without training questions.
     """
     fitted = fit_logistic(vectors, classes, C=c, max_iter=2000)
     n_classes = len(COMPLEXITY_CLASSES)
@@ -131,10 +123,7 @@ def _drop_unanswered(indices: NDArray[np.int64], classes: NDArray[np.int64]) -> 
 
 
 def _mean_log_likelihood(tensors: Tensors, vectors: Vector, classes: NDArray[np.int64]) -> float:
-    """Return the mean logarithm of the probability that a classifier gives to the true class of each question.
-
-    It is 0 if there are no questions.
-    """
+    """Return the mean log-probability of the questions' true classes."""
     if not len(classes):
         return 0.0
     probabilities = predict_complexity(tensors, vectors)  # one row per question, one column per class

@@ -31,12 +31,9 @@ from knowgate.training.judges.ensemble import assign_folds
 
 
 def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
-    """Fit an arbiter, which chooses between the answers with and without passages, on cheap features of both.
+    """Fit an arbiter (it picks one of two answers) on cheap features.
 
-    It consists of two logistic regressions. One predicts whether the closed-book answer (without passages) is right, the
-    other whether the open-book answer is. The features are log-probabilities, lengths, agreement, abstention and
-    passages; a feature that some row lacks is left out. With so few weights, no rows are needed for tuning or
-    calibration, so all rows except the test split are trained on.
+    A logistic regression per answer predicts if it is right.
     """
     names = arbiter_features.list_answer_features(pairs.answers)
     features = arbiter_features.build_answer_matrix(names, pairs.answers)
@@ -49,7 +46,7 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
         tensors |= {f"{side}.{name}": block for name, block in fitted.items()}
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        """Predict how probably the answers of these rows are right; columns: closed-book, open-book."""
+        """Predict how probably the closed-book (column 0) and open-book answers are right."""
         rows = features[list(indices)]
         columns = [apply_network(tensors, rows, f"{side}.") for side in arbiter_features.ANSWER_SIDES]
         return np.stack(columns, axis=1)
@@ -72,11 +69,7 @@ FitPairs = Callable[[AnswerPairs, int | None], ArbiterResult]
 
 
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
-    """Return the arbiter that chooses between two answers by fixed rules, in the form of a trained arbiter.
-
-    So it can be compared with trained ones and stored like them. Nothing is learned, so there are no options, signals or
-    weights.
-    """
+    """Return the fixed rules in the form of a trained arbiter. Nothing is learned."""
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return fitted_arbiter.estimate_by_rules([pairs.answers[index] for index in indices])
@@ -86,7 +79,7 @@ def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
 
 @dataclass(frozen=True)
 class ArbiterComparison:
-    """Compares a trained arbiter with fixed rules, on questions that it was not trained on.
+    """A comparison of a trained arbiter with fixed rules, on new questions.
 
     An arbiter chooses between the answers with and without passages.
 
@@ -102,13 +95,13 @@ class ArbiterComparison:
 
     @property
     def is_trained_better(self) -> bool:
-        """Whether the trained arbiter answers more questions right than the rules, by more than one standard error."""
+        """Whether the trained arbiter beats the rules by more than one standard error."""
         gain = self.trained_right.astype(float) - self.rules_right  # 1, 0 or -1 for each question
         standard_error = gain.std() / np.sqrt(len(gain))
         return bool(gain.mean() > standard_error)
 
     def describe(self) -> str:
-        """Say how many answers are right with the rules and with the trained arbiter, and which of them is used."""
+        """Describe the accuracy of both arbiters and name the one in use."""
         rules, trained = self.rules_right.mean(), self.trained_right.mean()
         verdict = "so it is used" if self.is_trained_better else "so the rules, which cost nothing, are used"
         return (
@@ -118,10 +111,7 @@ class ArbiterComparison:
 
 
 def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int = 0) -> ArbiterComparison:
-    """Compare a trained arbiter with fixed rules by cross-validation.
-
-    The questions are divided into folds. For each fold, an arbiter is trained on the other folds and chooses an answer to
-    each question of this fold. The test split of the pairs is not used.
+    """Compare a trained arbiter with fixed rules by cross-validation. The test split is not used.
 
     Args:
         pairs: The pairs of answers.
@@ -151,7 +141,7 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
 
 
 def take_closed(beliefs: FloatArray) -> BoolArray:
-    """Return for which rows the closed-book answer is more probably right than the open-book answer.
+    """Return for which rows the closed-book answer is more probably right.
 
     Args:
         beliefs: Probabilities that the closed-book answer (column 0) and the open-book answer (column 1) are right.
@@ -160,10 +150,9 @@ def take_closed(beliefs: FloatArray) -> BoolArray:
 
 
 def _choose_right(pairs: AnswerPairs, takes_closed: BoolArray) -> BoolArray:
-    """Return for which questions the answer that an arbiter chooses is right.
+    """Return for which questions the chosen answer is right.
 
-    Where `takes_closed` is True, it chooses the closed-book answer (without passages), otherwise the open-book answer. If
-    the two do not differ, the open-book answer is given.
+    If both answers are the same, the open-book one counts as chosen.
     """
     return np.where(takes_closed & pairs.differ, pairs.closed_right, pairs.open_right)
 
@@ -195,8 +184,7 @@ def fit_arbiter(
 ) -> fitted_arbiter.FittedArbiter:
     """Fit an arbiter, measure it on held-out questions and write its folder.
 
-    After retrieval, an arbiter chooses between the closed-book answer (from memory) and the open-book answer (with
-    passages). It is fitted on label runs that contain both.
+    After retrieval, an arbiter chooses between the answers with and without passages.
 
     Args:
         runs: One or more label runs.
@@ -233,7 +221,7 @@ def fit_arbiter(
         injected = {"seed": seed, "watch": watch or fit_function.ignore_progress}
 
         def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
-            """Train an arbiter on pairs of answers. Each fold of a cross-validation has a work folder of its own."""
+            """Train an arbiter on pairs of answers. Each fold has its own work folder."""
             work = checkpoint_folder(folder) if fold is None else checkpoint_folder(folder) / f"fold-{fold}"
             # The fit function gets the arguments seed, watch and work only if it has parameters of these names.
             arguments = fit_function.select_injected_arguments(function, {**injected, "work": work})
@@ -246,7 +234,7 @@ def fit_arbiter(
 
 
 def _fit_better(pairs: AnswerPairs, mode: str, train: FitPairs, seed: int) -> ArbiterResult:
-    """Train an arbiter if it is better than fixed rules in a cross-validation; otherwise return the rules.
+    """Train an arbiter if it beats fixed rules in a cross-validation. Otherwise return the rules.
 
     Args:
         pairs: The pairs of answers that the arbiter chooses between.
@@ -260,7 +248,7 @@ def _fit_better(pairs: AnswerPairs, mode: str, train: FitPairs, seed: int) -> Ar
 
 
 def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
-    """Load the function that trains an arbiter of this mode ("features" or "lora")."""
+    """Load the training function of a mode of arbiter ("features" or "lora")."""
     if mode not in FITTED_ARBITERS:
         raise UnknownName("mode", mode, FITTED_ARBITERS)
     entry = FITTED_ARBITERS[mode]
@@ -268,12 +256,7 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
 
 
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
-    """Calibrate a trained arbiter, measure it on the test split, and write its folder atomically.
-
-    An arbiter predicts of the closed-book answer (without passages) and of the open-book answer how probably it is right.
-    The two probabilities are calibrated separately, on the calibration split. Only questions whose two answers differ are
-    used for this, because the arbiter never has to choose for the others.
-    """
+    """Calibrate a trained arbiter, measure it on the test split, and write its folder."""
     right = {"closed": pairs.closed_right, "open": pairs.open_right}
     differing = pairs.select_differing(pairs.split.calibration)
     raw_calibration = None if result.is_calibrated else result.raw(differing.tolist())
@@ -298,7 +281,7 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
 
 
 def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
-    """Measure the arbiter, which chooses the more probably right one of two answers, on the test split.
+    """Measure the choices of an arbiter on the test split.
 
     Args:
         beliefs: Calibrated probabilities that the closed-book answer, without passages (column 0), and the open-book
@@ -326,10 +309,9 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
 
 
 def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
-    """Estimate the mean of each column with a bootstrap interval, and the gain of the arbiter.
+    """Estimate the mean of each column, and the gain of the arbiter.
 
-    The gain is the mean of the column "accuracy" minus that of "always". Both come from the same resamples, so its
-    interval takes into account that they are about the same questions.
+    The gain is "accuracy" minus "always" (always retrieving).
 
     Returns:
         The estimate of each column by name, and "gain". Empty if the columns have no rows.
@@ -348,7 +330,7 @@ def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
 
 
 def _build_manifest(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]:
-    """Build the part of the manifest that says what the arbiter was fitted on and what it works with."""
+    """Build the fields of the manifest about the arbiter and its training data."""
     left_out = [f"{count} rows were left out: {reason}" for reason, count in pairs.left_out.items() if count]
     return {
         "arbiter": result.arbiter,
@@ -362,7 +344,7 @@ def _build_manifest(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]
 
 
 def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
-    """Render the model card: data, splits, metrics with intervals, and how to use the arbiter."""
+    """Render the model card, with training data, metrics and usage."""
     rates = manifest["base_rates"]
     reads = list(manifest["needs"])
     if manifest["wants_passages"]:

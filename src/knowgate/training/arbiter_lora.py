@@ -51,10 +51,9 @@ def fit_lora_arbiter(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> ArbiterResult:
-    """Fine-tune an arbiter: a judge that reads the answers with and without passages, and says of each whether it is right.
+    """Fine-tune a judge as arbiter (it picks one of the two answers).
 
-    It is asked twice per question: once about the closed-book answer (without passages) and once about the open-book
-    answer (with passages).
+    The judge predicts whether each answer is right.
     """
     _check_passages(pairs, options.passages)
     rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
@@ -68,7 +67,7 @@ def fit_lora_arbiter(
     fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        """Predict how probably the answers of these rows are right; columns: closed-book, open-book."""
+        """Predict how probably the closed-book (column 0) and open-book answers are right."""
         columns = []
         for side in ARBITER_SIDES:
             prompts = encoder.encode(fitted.judge, indices, side)
@@ -95,10 +94,9 @@ def _check_passages(pairs: AnswerPairs, passages: int) -> None:
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Encodes pairs of a closed-book and an open-book answer as prompts for a judge.
+    """Encodes two answers to a question, with and without passages, as a prompt for a judge.
 
-    A prompt shows both answers and asks whether one of them is right. The side says which: "memory" is the closed-book
-    answer and "documents" the open-book answer (`ARBITER_SIDES`).
+    The prompt asks about one side: "memory" (without passages) or "documents" (with passages).
 
     Attributes:
         pairs: The pairs of answers and their grades.
@@ -111,12 +109,12 @@ class PairEncoder:
     passages: int
 
     def encode(self, judge: CausalJudge, indices: Sequence[int], side: str) -> list[LabelPromptTokens]:
-        """Encode the prompts that ask about the answers of one side, for the pairs with the given indices."""
+        """Encode prompts about the answers of one side ("memory" or "documents")."""
         pairs = [self.pairs.answers[index] for index in indices]
         return encode_answer_pairs(judge, pairs, side, self.tokens, self.passages)
 
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make two training examples of each pair, one per side. The target is 1 if that answer is right, else 0."""
+        """Make one training example per pair and side. The target is 1 for right answers."""
         made = []
         grades = (self.pairs.closed_right, self.pairs.open_right)  # of each side
         for side, is_right in zip(ARBITER_SIDES, grades, strict=True):

@@ -97,7 +97,7 @@ class ArbiterResult:
 
 
 def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
-    """Load the questions of label runs that have two graded answers; the others are counted as left out.
+    """Load the questions with two graded answers from label runs. Other questions are counted as left out.
 
     Raises:
         BadInput: There are too few pairs, or too few right or wrong answers to learn from.
@@ -121,10 +121,7 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
 
 
 def check_answer_pairs(pairs: AnswerPairs) -> None:
-    """Raise BadInput if an arbiter cannot learn from the pairs of answers with and without passages.
-
-    There must be enough pairs that differ, and enough right and wrong answers of each kind.
-    """
+    """Raise BadInput if an arbiter cannot learn from these pairs of answers."""
     for side, name in SIDE_NAMES.items():
         problem = examples.describe_useless_answers([getattr(pair, side).text for pair in pairs.answers])
         if problem:

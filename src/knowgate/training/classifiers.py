@@ -50,7 +50,7 @@ class LabeledFeatures(NamedTuple):
 
 
 def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledFeatures, LabeledFeatures]:
-    """Return the training data and the dev data (which tunes hyperparameters), with classes."""
+    """Return the training data and the dev data (for tuning), with classes."""
     train, dev = examples.split.train, examples.split.dev
     train_data = LabeledFeatures(features[train], examples.needed[train])
     dev_data = LabeledFeatures(features[dev], examples.needed[dev])
@@ -58,14 +58,14 @@ def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledF
 
 
 class LinearFit(NamedTuple):
-    """A fitted logistic regression; `strength` is scikit-learn's C, the inverse of regularization."""
+    """A fitted logistic regression. A high `strength` (scikit-learn's C) means little regularization."""
 
     strength: float
     tensors: Tensors
 
 
 def check_finite(features: Vector) -> None:
-    """Raise BadInput if a feature is NaN, infinite, or so large that its square is infinite."""
+    """Raise BadInput if a feature is NaN, infinite or extremely large."""
     if not (np.abs(features) < LARGEST_FEATURE).all():  # False for NaN, too
         raise BadInput(
             "the label runs contain NaN, infinite or extremely large values in their recorded signals, so nothing can "
@@ -74,10 +74,7 @@ def check_finite(features: Vector) -> None:
 
 
 def fit_standardization(features: Vector) -> Tensors:
-    """Return mean and standard deviation of each column, by which features are standardized.
-
-    Constant columns get the scale 1, to avoid a division by zero.
-    """
+    """Return mean and standard deviation of each column. Constant columns get the scale 1."""
     check_finite(features)
     scale = features.std(axis=0)
     return {
@@ -111,10 +108,7 @@ def fit_linear(features: Vector, needed: BoolArray, strength: float = 1.0) -> Te
 
 
 def fit_logistic(features: NDArray[Any], classes: NDArray[Any], **settings: Any) -> Any:
-    """Fit scikit-learn's LogisticRegression on a single thread.
-
-    On so little data, several threads would mostly wait for each other.
-    """
+    """Fit scikit-learn's LogisticRegression on one thread, which is faster on little data."""
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
@@ -123,10 +117,7 @@ def fit_logistic(features: NDArray[Any], classes: NDArray[Any], **settings: Any)
 
 
 def tune_linear(train: LabeledFeatures, dev: LabeledFeatures) -> LinearFit:
-    """Fit a logistic regression with each C of the grid, and return the one with the best AUROC on the dev split.
-
-    If several are equally good, the most regularized one is returned.
-    """
+    """Fit logistic regressions with several C, and return the best on the dev split (AUROC)."""
     fits = [LinearFit(c, fit_linear(train.features, train.needed, c)) for c in C_GRID]
     scores = [auroc_or_half(dev.needed, apply_network(fit.tensors, dev.features)) for fit in fits]
     return fits[int(np.argmax(scores))]
@@ -138,17 +129,15 @@ def make_scorer(tensors: Tensors, features: Vector) -> Callable[[Sequence[int]],
 
 
 def auroc_or_half(needed: BoolArray, needs: NDArray[np.float64]) -> float:
-    """Return the AUROC of `needs` as predictions of `needed`, or 0.5 (chance) if all questions are of one class."""
+    """Return the AUROC, or 0.5 (chance) if all questions are of one class."""
     score = auroc(needed, needs)
     return 0.5 if score is None else score
 
 
 def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
-    """Fit Platt scaling, which turns raw scores into calibrated probabilities: sigmoid(a * logit(score) + b).
+    """Fit the calibration of raw scores: sigmoid(a * logit(score) + b).
 
-    Platt scaling keeps the order of the scores, so a threshold can lie between any two questions. Isotonic regression,
-    which older gates may contain, merges most of them: on the recorded runs it left 3 % of the distinct scores, and AUROC
-    fell from .655 to .649 at nearly the same calibration error (`python -m benchmarks.calibrations`).
+    Platt scaling keeps the order of the scores.
 
     Args:
         raw: Scores in [0, 1].
@@ -175,10 +164,9 @@ def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
 def fit_mlp(
     train: LabeledFeatures, dev: LabeledFeatures, *, seeds: Sequence[int] = SEEDS, by_accuracy: bool = False
 ) -> Tensors:
-    """Train the feed-forward network of the CBDR paper once per seed; the networks form an ensemble.
+    """Train the network of the CBDR paper once per seed, as an ensemble.
 
-    Each network keeps the weights of its best epoch on the dev rows. Unlike the original implementation, which applies
-    softmax twice, this one applies it once.
+    The dev rows choose the best epoch.
 
     Args:
         train: Training rows.
@@ -205,10 +193,9 @@ def fit_mlp(
 
 @contextlib.contextmanager
 def _open_worker_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Open a pool of threads in which torch computes on one thread each.
+    """Open a pool of threads in which torch uses one thread each.
 
-    Batches of 16 rows are too small for torch's own threads, which would mostly wait. The number of threads is restored
-    afterwards.
+    Small batches do not profit from torch's own threads.
     """
     import torch
 
@@ -223,10 +210,9 @@ def _open_worker_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 def _train_member(
     train: LabeledFeatures, dev: LabeledFeatures, seed: int, *, stop: threading.Event, by_accuracy: bool
 ) -> LayerWeights:
-    """Train one network of the ensemble and return the weights of its best epoch on the dev data.
+    """Train one network and return the weights of its best epoch on the dev data.
 
-    Training stops after PATIENCE epochs without improvement, or when `stop` is set. If all dev rows are of one class,
-    epochs cannot be compared, and the weights of the last epoch are returned.
+    Training stops after PATIENCE epochs without improvement.
 
     Args:
         train: Training rows.
@@ -259,6 +245,7 @@ def _train_member(
                 return best
             optimizer.zero_grad()
             logits = network.compute_logits(inputs[rows], drop=True)
+            # The paper's code applies softmax before this loss, which applies it again. Here it is applied once.
             losses = torch.nn.functional.cross_entropy(logits, classes[rows], reduction="none")
             weighted_mean = (losses * weights[rows]).sum() / weights[rows].sum()
             weighted_mean.backward()
@@ -278,7 +265,7 @@ def _train_member(
 
 
 def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy: bool) -> float | None:
-    """Score the predictions of an epoch on the dev data by AUROC or accuracy.
+    """Score the predictions of an epoch on the dev data.
 
     Args:
         margins: Logit of "needed" minus logit of "not needed" for each row, so above 0 predicts "needed".
@@ -294,13 +281,13 @@ def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy
 
 
 class _Network:
-    """The feed-forward network of the CBDR paper: a classifier of hidden states with three layers and dropout.
+    """The feed-forward network of the CBDR paper, with three layers and dropout.
 
-    It has its own random generator, because torch's global one is shared by all threads.
+    Each network has its own random generator, because threads share torch's global one.
     """
 
     def __init__(self, width: int, seed: int):
-        """Create the layers with random weights; `width` is the number of inputs, and there are two outputs."""
+        """Create layers with random weights, from `width` inputs to two outputs."""
         import torch
 
         self._generator = torch.Generator().manual_seed(seed)
@@ -308,10 +295,7 @@ class _Network:
         self.layers = [self._make_layer(inputs, outputs) for inputs, outputs in itertools.pairwise(sizes)]
 
     def _make_layer(self, inputs: int, outputs: int) -> tuple[Any, Any]:
-        """Draw the initial weight and bias of a layer from the same distribution as torch's Linear.
-
-        The weight has the shape (inputs, outputs), which is 10 % faster than torch's (outputs, inputs).
-        """
+        """Draw the initial weight and bias of a layer, distributed as in torch's Linear."""
         import torch
 
         bound = inputs**-0.5
@@ -320,14 +304,14 @@ class _Network:
         return weight.requires_grad_(), bias.requires_grad_()
 
     def iterate_batches(self, n_rows: int) -> Iterator[Any]:
-        """Yield batches of row indices in random order, forever; every pass over the rows has a new order."""
+        """Yield batches of row indices forever. Each pass has a new random order."""
         import torch
 
         while True:
             yield from torch.randperm(n_rows, generator=self._generator).split(BATCH_SIZE)
 
     def compute_logits(self, x: Any, *, drop: bool) -> Any:
-        """Return two logits per row, for "not needed" and "needed"; `drop` applies dropout."""
+        """Return the logits of "not needed" and "needed" for each row."""
         import torch
 
         for weight, bias in self.layers[:-1]:
@@ -337,13 +321,13 @@ class _Network:
         return torch.addmm(bias, x, weight)
 
     def _draw_dropout_mask(self, shape: tuple[int, ...]) -> Any:
-        """Draw factors that set random values to zero and scale the others up, so that the expected sum stays."""
+        """Draw the factors of dropout: 0 for dropped values, above 1 for the others."""
         import torch
 
         return torch.empty(shape).bernoulli_(1 - DROPOUT, generator=self._generator) / (1 - DROPOUT)
 
     def compute_margins(self, x: Any) -> NDArray[np.float64]:
-        """Return for each row the logit of "needed" minus the logit of "not needed" (retrieval)."""
+        """Return the logit of "needed" minus the logit of "not needed" for each row."""
         import torch
 
         with torch.inference_mode():

@@ -38,7 +38,7 @@ LABEL_MORE_ADVICE = "Label more questions, or use another `target`."
 class Examples:
     """Training data of a gate: labeled questions, and whether each needs retrieval.
 
-    All questions were answered by the same LLM with the same prompts.
+    The same LLM answered all questions with the same prompts.
 
     Attributes:
         table: The label table.
@@ -76,10 +76,9 @@ class Examples:
 
 
 def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bool = False) -> list[str]:
-    """List fingerprints of the questions that a gate has seen, so that evaluations can leave them out.
+    """List fingerprints of the questions that a gate has seen.
 
-    Every question has three: of its exact text, of its normalized text and of its id. The id identifies questions in
-    label runs that are packed without texts.
+    Evaluations use the fingerprints to leave these questions out.
 
     Args:
         questions: All questions.
@@ -93,6 +92,7 @@ def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bo
     for index in used:
         text = questions[index].text
         keys |= {fingerprint_text(text), fingerprint_text_loosely(text)}
+        # Packed label runs have no texts, so their questions are recognized by the id.
         keys.add(fingerprint_text(f"id:{questions[index].id}"))
     return sorted(keys)
 
@@ -136,9 +136,7 @@ def load_examples(
 
 
 def _check_distinct_questions(texts: Sequence[str], needed: BoolArray) -> None:
-    """Raise BadInput if too few distinct training questions need retrieval, or too few do not.
-
-    Cross-validation leaves out one distinct question of each class and needs another one to learn from.
+    """Raise BadInput if a class has too few distinct training questions for cross-validation.
 
     Args:
         texts: The training questions, in which some may occur several times.
@@ -151,7 +149,7 @@ def _check_distinct_questions(texts: Sequence[str], needed: BoolArray) -> None:
 
 
 def check_texts(table: LabelTable) -> None:
-    """Raise BadInput if the label runs were packed, i.e. stored without the texts of questions and answers."""
+    """Raise BadInput if the label runs were packed (stored without texts)."""
     if any(not row.question for row in table.rows):
         raise BadInput(
             "the label runs are packed and do not contain questions and answers. Fit on the original label runs instead."
@@ -159,9 +157,9 @@ def check_texts(table: LabelTable) -> None:
 
 
 def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str, bool]:
-    """Map each distinct question, by the fingerprint of its text, to whether it needs retrieval.
+    """Map the fingerprint of each distinct question to whether the question needs retrieval.
 
-    If a question occurs several times, its first occurrence counts.
+    The first occurrence of a question counts.
     """
     needs: dict[str, bool] = {}
     for text, need in zip(texts, needed.tolist(), strict=True):
@@ -170,7 +168,7 @@ def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str,
 
 
 def answers_agree(row: LabelRow) -> bool:
-    """Return whether the answers with and without passages are the same, ignoring case and punctuation.
+    """Return whether the normalized answers with and without passages are the same.
 
     Empty answers and abstentions ("I don't know") never agree.
     """
@@ -181,7 +179,9 @@ def answers_agree(row: LabelRow) -> bool:
 
 
 def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
-    """Return the requested target. Default: 'benefit' if nearly all rows have an open-book answer, else 'known'.
+    """Return the requested target, or choose a default.
+
+    The default is 'benefit' if nearly all rows have answers with passages, else 'known'.
 
     Raises:
         BadSetting: The target needs answers with passages, but too many rows have none.
@@ -197,7 +197,7 @@ def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
 
 
 def _select_rows_with_both_answers(table: LabelTable) -> LabelTable:
-    """Select the rows that have an answer with and one without passages."""
+    """Select the rows with two answers, with and without passages."""
     indices = [index for index, row in enumerate(table.rows) if row.open is not None]
     if not indices:
         raise BadInput(
@@ -208,10 +208,9 @@ def _select_rows_with_both_answers(table: LabelTable) -> LabelTable:
 
 
 def _needs_retrieval(row: LabelRow, target: Target) -> bool:
-    """Return whether a question needs retrieval by the definition of the target.
+    """Return whether a question needs retrieval, as the target defines it.
 
-    `agree`: the answers with and without passages differ. `known`: the answer without passages is wrong. `benefit` and
-    `gain`: retrieval turns a wrong answer right.
+    `benefit` and `gain` mean: retrieval turns a wrong answer right.
     """
     if target == "agree":
         return not answers_agree(row)
@@ -237,7 +236,7 @@ def require_both_classes(classes: BoolArray, minimum: int, what: tuple[str, str]
 
 
 def describe_useless_answers(texts: Sequence[str]) -> str:
-    """Say that all answers are empty, or that all decline to answer, and what to do; '' if neither is the case."""
+    """Return advice if all answers are empty or all decline to answer, else ""."""
     if not any(text.strip() for text in texts):
         return "Every answer is empty. Label with a larger `max_tokens`, or check the recorded answers."
     if all(RULES_ARBITER.abstains(text) for text in texts):

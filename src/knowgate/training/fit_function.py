@@ -36,7 +36,7 @@ FitFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a fit function returns: a trained gate whose scores are not calibrated yet.
+    """The result of a fit function: a trained gate with uncalibrated scores.
 
     Attributes:
         gate: Name under which the gate is registered.
@@ -99,7 +99,7 @@ def ignore_progress(progress: FitProgress) -> None:
 
 @dataclass(frozen=True)
 class ExampleRequirements:
-    """Which training data a fit function needs, given in the annotation of its first argument.
+    """The training data that a fit function needs, as annotation of its first argument.
 
     Attributes:
         target: What the gate predicts, such as `known` (the LLM does not know the answer); None to choose it from the
@@ -115,16 +115,15 @@ class ExampleRequirements:
 
 
 class KeywordOptions(Options):
-    """Base class of the option models that are made from keywords of a fit function. Values must have the right type."""
+    """Base class of option models made from the keywords of a fit function."""
 
     model_config = ConfigDict(strict=True)
 
 
 def read_fit_options(function: FitFunction) -> type[Options]:
-    """Return a pydantic model of the options that a fit function declares, in the order of its signature.
+    """Return a pydantic model of the options of a fit function.
 
-    Options are the keyword-only parameters whose annotation has a help text: `cheap: Annotated[bool, "Use ..."]`. If a fit
-    function takes all its options as one object, its attribute `__options__` is already such a model.
+    Options are keyword-only parameters with a help text in their annotation.
 
     Raises:
         BadSetting: An option has no default value.
@@ -149,16 +148,16 @@ def check_fit_options(gate: str, function: FitFunction, values: Mapping[str, Any
 
 
 def read_requirements(function: FitFunction) -> ExampleRequirements:
-    """Return which training data a fit function needs, as the annotation of its first argument says."""
+    """Return the data requirements from the annotation of a fit function's first argument."""
     hints = typing.get_type_hints(function, include_extras=True)
     first = next(iter(inspect.signature(function).parameters))
     return _find_annotation(hints.get(first), ExampleRequirements) or ExampleRequirements()
 
 
 def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `values` (seed, work folder, progress callback) that a fit function has as parameters.
+    """Select the `values` with the name of a parameter of the function.
 
-    Not every fit function needs them, and passing one that it does not declare would raise a TypeError.
+    Example: a function without a parameter `seed` gets no seed.
     """
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in values.items() if name in parameters}

@@ -29,11 +29,9 @@ from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 
 
 def split_into_heads(examples: Examples) -> dict[str, Examples]:
-    """Return the training data of the two classifiers (heads) of a gate that learns the gain of retrieval.
+    """Return the training data of the two classifiers (heads) for the target 'gain'.
 
-    The head 'closed' learns whether the closed-book answer (without passages) is wrong, the head 'open' whether the
-    open-book answer (with passages) is wrong. If no passages were found for a question, it has no open-book answer, and
-    both heads learn from its closed-book answer.
+    They predict wrong answers, without and with passages.
 
     Raises:
         BadInput: The training split has too few right or too few wrong answers of one kind.
@@ -49,12 +47,9 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
 
 
 def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str]) -> classifiers.Tensors:
-    """Fit a logistic regression whose probabilities are calibrated, so that they can be compared with those of another.
+    """Fit a logistic regression with calibrated probabilities.
 
-    1. Cross-validation chooses the regularization: each row is predicted by a regression that was not trained on it, and
-       the regularization with the lowest log loss of these predictions is kept.
-    2. The same predictions are used to fit the calibration, sigmoid(a * logit + b) (Platt scaling).
-    3. The final regression is fitted on all rows. Its weights and bias are changed so that they include the calibration.
+    Cross-validation gives predictions to choose the regularization and to fit the calibration.
 
     Args:
         rows: Training data with few columns.
@@ -71,7 +66,7 @@ def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str
 
 
 def compute_log_loss(rows: classifiers.LabeledFeatures, needs: FloatArray) -> float:
-    """Return the mean log loss of `needs`, the predicted probabilities that the rows need retrieval."""
+    """Return the mean log loss of the predicted probabilities `needs`."""
     likelihood = np.clip(np.where(rows.needed, needs, 1 - needs), 1e-12, 1.0)
     return float(-np.log(likelihood).mean())
 
@@ -94,10 +89,9 @@ def fit_fusion(
     embedder: Embedder | None = None,
     margins: Mapping[str, Vector] | None = None,
 ) -> FitResult:
-    """Fit the fusion gate: a logistic regression that predicts from all recorded signals whether to retrieve.
+    """Fit the fusion gate: a logistic regression over all recorded signals.
 
-    With the target 'gain' there are two regressions: one predicts whether the answer without passages is right, the other
-    whether the answer with passages is. The need for retrieval grows with the difference of the two probabilities.
+    The target 'gain' needs two, for answers without and with passages.
 
     Args:
         examples: The training data.
@@ -150,7 +144,7 @@ def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) 
 
 
 def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, list[str]]:
-    """Return the weights of all regressions under one set of names, and the notes for the model card."""
+    """Merge the weights of all regressions, and collect the notes for the model card."""
     tensors: classifiers.Tensors = {}
     notes: list[str] = []
     for prefix, head in heads.items():
@@ -160,7 +154,7 @@ def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, 
 
 
 def _fit_heads(examples: Examples, inputs: FusionInputs) -> dict[str, FusionHead]:
-    """Fit the regressions of a fusion gate: one, or two with the target 'gain'.
+    """Fit the regressions of a fusion gate: two for the target 'gain', else one.
 
     Returns:
         The regressions, by the prefix of their weights in the gate's file: '', or 'closed.' and 'open.'.
@@ -172,7 +166,7 @@ def _fit_heads(examples: Examples, inputs: FusionInputs) -> dict[str, FusionHead
 
 @dataclass(frozen=True)
 class FusionInputs:
-    """The signals that a fusion combines, before probes are trained on some of them.
+    """The signals of a fusion gate, before probes are trained on hidden states and texts.
 
     Attributes:
         names: Names of the features.
@@ -191,7 +185,7 @@ class FusionInputs:
 
 @dataclass
 class FusionHead:
-    """A logistic regression over signals; a gate has one, or two with the target 'gain'.
+    """A logistic regression over signals. A gate with the target 'gain' has two.
 
     Attributes:
         examples: The training data.
@@ -208,7 +202,7 @@ class FusionHead:
     probes: list[dict[str, Any]] = field(default_factory=list)
 
     def add_probes(self, positions: Sequence[str]) -> None:
-        """Train and add a probe for each recorded layer, before the answer ("pre") or after the draft ("post")."""
+        """Train and add a probe for each recorded layer and each position."""
         for layer in sorted(self.examples.readings[0].hidden):
             for position in positions:
                 name = f"probe-{position}-{layer}"
@@ -218,8 +212,7 @@ class FusionHead:
     def add_probe(self, name: str, features: Vector) -> None:
         """Train a linear classifier (probe) on features and add its scores as a signal.
 
-        Training questions are scored by probes that were not trained on them (cross-validation). Otherwise the signal
-        would look better on the training questions than it is on new ones.
+        Scores of training questions come from cross-validation.
         """
         classifiers.check_finite(features)
         train, dev = classifiers.select_train_and_dev(features, self.examples)
@@ -253,10 +246,9 @@ class FusionHead:
 
 
 def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
-    """Fit a logistic regression that combines all signals and predicts whether a question needs retrieval.
+    """Fit a logistic regression over all signals.
 
-    Hidden states and texts are vectors, not single numbers. So a classifier (probe) is first trained on each kind of
-    vector, and its score is the signal. The probes predict the same as the regression, `examples.needed`.
+    Hidden states and texts are vectors, so a classifier (probe) turns each into a score.
 
     Args:
         examples: The training data.
@@ -284,8 +276,6 @@ def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
 def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
     """Return the names of the recorded features that the options allow.
 
-    Features that measure how much sampled answers differ are left out if the label run has no samples for them.
-
     Args:
         examples: The label rows.
         cheap: Leave out features that need samples or extra passes of the LLM.
@@ -302,21 +292,19 @@ def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
 
 
 def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
-    """Return whether the label runs have SeaKR's features, which measure how much 20 sampled answers differ.
+    """Return whether SeaKR's features (differences between sampled answers) can be used.
 
-    In use, all features of a question share the same sampled answers: SeaKR reads the first 20 of them, other features
-    read all. So SeaKR's features can be used only if they were recorded from 20 samples, and if the other features have
-    at least 20 samples, too, or none at all.
+    In use, all features share the same samples.
     """
     samples = int(settings.get("samples", 0))
+    # SeaKR reads the first 20 of the shared samples, so there must be as many.
     return settings.get("seakr") == SEAKR_SAMPLES and (samples == 0 or samples >= SEAKR_SAMPLES)
 
 
 def describe_contributions(head: FusionHead) -> list[str]:
-    """Describe for the model card how much each signal contributes to the fusion, one line each.
+    """Describe how much each signal contributes to the fusion, one line each.
 
-    A line gives the AUROC of the signal alone, and how the AUROC of all signals changes if this one is left out. If some
-    signals are costly, a last line gives the AUROC of the others. Measured on the dev and calibration splits.
+    "without it" gives the AUROC change without the signal.
     """
     names = head.names
     needed = head.examples.needed
@@ -324,7 +312,7 @@ def describe_contributions(head: FusionHead) -> list[str]:
     dev = np.concatenate([head.examples.split.dev, head.examples.split.calibration])
 
     def measure_auroc(columns: list[int]) -> float:
-        """Fit a regression on some of the signals, and return its AUROC on the dev questions."""
+        """Fit a regression on some signals, and return its AUROC on the dev questions."""
         signals = head.signals[:, columns]
         tensors = classifiers.fit_linear(signals[train], needed[train], strength=0.1)
         return classifiers.auroc_or_half(needed[dev], apply_network(tensors, signals[dev]))
@@ -357,7 +345,7 @@ def _list_needed_signals(names: Sequence[str], probes: Sequence[dict[str, Any]])
 
 
 def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> SignalRequest:
-    """Build the request for the signals that the gate reads, with the same settings as in the label runs.
+    """Build the request for the gate's signals, with the settings of the label runs.
 
     Args:
         names: Names of the features.
@@ -385,6 +373,6 @@ def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examp
 
 
 def _read_sampling(settings: Mapping[str, Any]) -> Sampling:
-    """Return the sampling parameters of the label runs; the defaults for those that the runs do not name."""
+    """Return the sampling parameters of the label runs, with defaults for missing ones."""
     recorded = {key: settings[key] for key in asdict(Sampling()) if settings.get(key) is not None}
     return Sampling(**recorded)

@@ -113,7 +113,7 @@ def fit(
 
 
 def list_fittable_gates() -> list[str]:
-    """List the names of the gates that can be fitted: the built-in ones, then those of installed plugins."""
+    """List the names of gates to fit, first built-in ones, then plugins."""
     built_in = [name for name, entry in FITTED_GATES.items() if entry.fit]
     return [*built_in, *sorted(set(find_plugins(FIT_ENTRY_POINTS)) - set(built_in))]
 
@@ -134,7 +134,7 @@ def load_fit_function(name: str) -> fit_function.FitFunction:
 
 
 def _load_examples(paths: Sequence[Path], function: fit_function.FitFunction, options: FitOptions) -> Examples:
-    """Load label runs as training data, with the target of the options and the signals that the fit function requires.
+    """Load label runs as training data for a fit function.
 
     Raises:
         BadSetting: An option cannot be used with this fit function, or with these label runs.

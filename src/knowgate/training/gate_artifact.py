@@ -58,9 +58,7 @@ def save_fitted(
     max_loss: float | None = None,
     keep_questions: bool = True,
 ) -> dict[str, Any]:
-    """Write the folder of a trained gate, after its scores are calibrated and its quality is measured.
-
-    The scores are calibrated on the calibration split, the quality is measured on the test split.
+    """Calibrate a trained gate, measure it on the test split, and write its folder.
 
     Args:
         result: The trained gate.
@@ -111,7 +109,7 @@ def save_fitted(
 
 
 def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]:
-    """Build the part of a manifest that says what the gate was fitted on and which signals it needs."""
+    """Build the fields of the manifest about the gate and its training data."""
     return {
         "gate": result.gate,
         "options": dict(result.options),
@@ -126,9 +124,9 @@ def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]
 
 
 def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a request that differ from the defaults, by name.
+    """Return the fields of a request that differ from the defaults.
 
-    The result is flat: the fields of `request.sampling`, such as the temperature, are on the same level as the others.
+    Fields of `request.sampling` are moved to the top level.
     """
     fields, defaults = asdict(request), asdict(SignalRequest())
     fields = {**fields.pop("sampling"), **fields}
@@ -137,7 +135,7 @@ def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
 
 
 def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
-    """Measure how well the gate ranks the test questions of each label run, if it was fitted on several.
+    """Measure the gate on the test questions of each label run.
 
     Args:
         examples: The label rows, with whether each question needs retrieval.
@@ -163,7 +161,7 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
 
 
 def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
-    """Count the right answers to the test questions if the gate decides, if it always and if it never retrieves.
+    """Count right answers to the test questions: with the gate, always retrieving, and never retrieving.
 
     Args:
         examples: The label rows.
@@ -184,10 +182,9 @@ def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float)
 
 
 def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
-    """Fit a measure of how far a new question lies from the training questions.
+    """Fit a measure of the distance between new questions and the training questions.
 
-    It detects questions unlike those that the gate learned from. Its scale comes from held-out questions (dev,
-    calibration and test), which show how far ordinary new questions are.
+    Held-out questions show how far ordinary new questions are.
 
     Args:
         source: Which features are compared, as in the manifest.
@@ -207,7 +204,7 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
 
 
 class DefaultThreshold(NamedTuple):
-    """The threshold that is used unless the user chooses one.
+    """The threshold for users who choose none.
 
     Attributes:
         threshold: Retrieve if the need is above it.
@@ -223,11 +220,9 @@ class DefaultThreshold(NamedTuple):
 def _choose_default_threshold(
     result: FitResult, examples: Examples, calibration: Mapping[str, Any], max_loss: float | None
 ) -> DefaultThreshold:
-    """Choose the threshold that retrieves least among the safe ones, on questions that the gate did not learn from.
+    """Choose the safe threshold that retrieves least, on held-out questions.
 
-    A threshold is safe if the gate gives nearly as many right answers as always retrieving (see `SafetyLimits`). If no
-    question has an open-book answer (with passages), this cannot be measured. Then the threshold is 0.5 and counts as not
-    calibrated.
+    Safe means: nearly as many right answers as with always retrieving.
 
     Args:
         result: The trained gate.
@@ -257,8 +252,7 @@ def _choose_default_threshold(
 def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
     """Return how much accuracy a threshold may lose compared with always retrieving.
 
-    There are two limits: one for the estimated loss, and a higher one for the upper confidence bound of the loss.
-    `max_loss` replaces the first. The second is then higher by as much as in the default limits.
+    `loss_bound` limits the upper confidence bound of the loss.
     """
     default = threshold_choice.SafetyLimits()
     if max_loss is None:
@@ -271,7 +265,7 @@ def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
 def _explain_always(
     outcomes: threshold_choice.GateOutcomes, limits: threshold_choice.SafetyLimits, share: float
 ) -> str:
-    """Explain why the default threshold always retrieves, and estimate how many label rows could change that.
+    """Explain why the default threshold always retrieves, and what could change this.
 
     Args:
         outcomes: Needs and grades of questions that the gate did not learn from.
@@ -314,9 +308,9 @@ def format_points(share: float) -> str:
 
 
 def describe_weakness(manifest: Mapping[str, Any]) -> str:
-    """Warn if a gate does worse on the held-out questions than a trivial rule.
+    """Warn if a gate is worse than a trivial rule on held-out questions.
 
-    Such rules are: never retrieve, always retrieve, or predict the more frequent class for every question.
+    Example of a trivial rule: always retrieve.
 
     Returns:
         The warning in one or two sentences; '' if the gate is not worse.
@@ -346,7 +340,7 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
 
 
 def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
-    """Render the model card: data, splits, metrics with intervals, and how to use the gate."""
+    """Render the model card, with training data, metrics and usage."""
     model = escape_markdown(manifest["model"]["name"])
     is_constant = manifest["gate"] == CONSTANT_GATE
     meaning = f"Its need is a calibrated probability that {TARGET_MEANINGS[manifest['target']]}."
@@ -368,7 +362,7 @@ def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
 
 
 def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
-    """Format the table of the card that says what the gate was fitted on and how it decides."""
+    """Format the table of the model card about training data and decisions."""
     sizes = ", ".join(f"{name} {count}" for name, count in manifest["split"].items())
     options = {key: value for key, value in manifest["options"].items() if not isinstance(value, list)}
     is_constant = manifest["gate"] == CONSTANT_GATE
@@ -386,18 +380,14 @@ def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
 
 
 def majority_accuracy(manifest: Mapping[str, Any]) -> float:
-    """Return the accuracy of a baseline that predicts the more frequent class (retrieve or not) for every test question.
-
-    The share of questions that need retrieval is `test_rate` in the manifest. If it is missing, that of all label rows,
-    `base_rate`, is used.
-    """
+    """Return the accuracy of always predicting the more frequent class (retrieve or not)."""
     test_rate = manifest.get("test_rate")
     share_needed = float(manifest["base_rate"] if test_rate is None else test_rate)
     return max(share_needed, 1 - share_needed)
 
 
 def draw_roc_curve(needed: Any, needs: FloatArray) -> str:
-    """Draw the ROC curve of a gate as an SVG: true against false positives as the threshold falls.
+    """Draw the ROC curve of a gate as an SVG.
 
     Args:
         needed: Whether each question needs retrieval.

@@ -15,7 +15,7 @@ EstimateRecord = Mapping[str, float | None]
 
 
 def join_card(parts: Iterable[str], notes: Sequence[str] = (), command: str = "") -> str:
-    """Join the sections of a card, followed by notes and the command that made the artifact."""
+    """Join the sections of a model card, and add notes and the command."""
     sections = list(parts)
     if notes:
         sections.append("## Notes\n\n" + "\n".join(f"- {escape_markdown(note)}" for note in notes))
@@ -25,7 +25,7 @@ def join_card(parts: Iterable[str], notes: Sequence[str] = (), command: str = ""
 
 
 def format_usage(**settings: str) -> str:
-    """Format the Python lines that answer a question with these settings of a pipeline."""
+    """Format a Python example of a pipeline with these settings."""
     arguments = ", ".join(f'{name}="{value}"' for name, value in settings.items())
     return (
         f"```python\nimport knowgate as kg\n\nsettings = kg.load_settings({arguments})\n"
@@ -34,7 +34,7 @@ def format_usage(**settings: str) -> str:
 
 
 def format_facts(rows: Iterable[tuple[str, object]]) -> str:
-    """Format a table of names and values; rows without a value are left out."""
+    """Format a table of names and values. Rows without a value are left out."""
     lines = [f"| {name} | {escape_markdown(str(value))} |" for name, value in rows if value]
     return "| | |\n|---|---|\n" + "\n".join(lines)
 
@@ -66,7 +66,7 @@ def format_metrics(
 
 
 def describe_training_data(table: LabelTable, split: Split) -> dict[str, Any]:
-    """Return the part of a manifest that says which LLM and label runs an artifact was fitted on, and when."""
+    """Return the fields of a manifest about the LLM and the label runs."""
     settings = table.settings
     return {
         "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
@@ -81,7 +81,7 @@ def describe_training_data(table: LabelTable, split: Split) -> dict[str, Any]:
 
 
 def list_training_facts(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """List the rows of a card's fact table that describe the LLM and the label runs."""
+    """List the rows of a card's fact table about the LLM and the label runs."""
     return [
         ("model", f"{manifest['model']['name']} ({manifest['model']['fingerprint']})"),
         ("prompts", manifest["prompts"]),

@@ -26,10 +26,9 @@ FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate f
 
 @dataclass(frozen=True)
 class PassageEffects:
-    """How much each candidate passage of a question helps the LLM to answer it.
+    """How much each candidate passage of a question helps the LLM to answer.
 
-    A value tells how well the LLM can answer, for example its confidence or the grade of its answer (1 or 0). A passage
-    helps if the value with it is above the value without any passage.
+    A passage helps if its value is above `base`. Example of a value: the grade of the answer (1 or 0).
 
     Attributes:
         base: Value without any passage.
@@ -44,11 +43,10 @@ class PassageEffects:
 
 @dataclass(frozen=True)
 class ConfidenceSource:
-    """Measures by how much a passage raises the LLM's confidence that it knows the answer.
+    """Measures how much a passage raises the LLM's confidence in knowing the answer.
 
-    A fitted probe, a classifier of a hidden state, reads the confidence: it is one minus the probe's uncalibrated score.
-    The calibrated score is not used, because it is nearly constant where the LLM rarely knows the answer, so differences
-    between passages would vanish. The forward pass stops at the probe's layer.
+    A probe (classifier of a hidden state) predicts the confidence. Its uncalibrated score is used, because calibrated
+    scores hardly differ between passages.
 
     Attributes:
         model: The LLM.
@@ -62,7 +60,7 @@ class ConfidenceSource:
     name = "confidence"
 
     def __post_init__(self) -> None:
-        """Raise BadSetting if the probe predicts something else, or reads another hidden state."""
+        """Raise BadSetting if the probe has another target or reads another hidden state."""
         target = self.gate.artifact.manifest.get("target", "known")
         if target != "known":
             raise BadSetting(
@@ -89,14 +87,14 @@ class ConfidenceSource:
 
 @dataclass(frozen=True)
 class LikelihoodSource:
-    """Measures by how much a passage raises the log-probability that the LLM gives the first gold answer (REPLUG)."""
+    """Measures how much a passage raises the log-probability of the gold answer (REPLUG)."""
 
     model: Model
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     name = "likelihood"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the log-probability of the first gold answer without passages and with each passage alone."""
+        """Measure the log-probability of the gold answer, without passages and with each passage alone."""
         if not isinstance(self.model, ScoringModel):
             raise UnsupportedSignal(
                 f"source='likelihood' needs a model that can score a given answer, which {self.model.name} cannot. Use "
@@ -110,7 +108,7 @@ class LikelihoodSource:
 
 @dataclass(frozen=True)
 class BenefitSource:
-    """Measures whether a passage turns a wrong answer right (+1) or a right answer wrong (-1)."""
+    """Measures whether a passage makes a wrong answer right (+1) or the reverse (-1)."""
 
     model: Model
     grader: Grader
@@ -118,7 +116,7 @@ class BenefitSource:
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Grade the answers without passages and with each passage alone: 1 for a right answer, 0 for a wrong one."""
+        """Grade the answers without passages and with each passage alone (1 for right)."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         completions = self.model.generate(prompts, max_tokens=ANSWER_TOKENS)
         answers = [row[0].text for row in completions]
@@ -136,9 +134,9 @@ EffectSource = ConfidenceSource | LikelihoodSource | BenefitSource
 def build_passage_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
-    """Build one prompt without passages for each question, then one prompt for each passage of each question.
+    """Build one prompt per question without passages, then one per passage.
 
-    For the questions a and b with the passages (1, 2) and (3), the prompts are a, b, a + 1, a + 2, b + 3.
+    Example: a, b, a+1, a+2, b+3.
     """
     built = [prompts.closed(question) for question in questions]
     for question, candidates in zip(questions, passages, strict=True):
@@ -147,10 +145,9 @@ def build_passage_prompts(
 
 
 def _repeat_for_prompts(items: Sequence[Item], passages: Sequence[Sequence[Passage]]) -> list[Item]:
-    """Repeat the item of each question, such as its gold answer, for each of the question's prompts.
+    """Repeat the item of each question for each prompt.
 
-    The order is that of `build_passage_prompts`: first the prompts without passages, then those with one passage. The
-    items x and y of questions with 2 and 1 passages become x, y, x, x, y.
+    Example: x (2 passages), y (1) give x, y, x, x, y.
     """
     repeated = list(items)
     for item, candidates in zip(items, passages, strict=True):
@@ -180,7 +177,7 @@ def _group_by_question(
 
 
 def _get_first_gold(question: Question) -> str:
-    """Return the first gold (correct) answer of a question; raise BadInput if it has none."""
+    """Return the first gold (correct) answer of a question."""
     answers = list_gold_answers(question)
     if not answers:
         raise BadInput(f"question '{question.id}' has no gold answer, which source='likelihood' needs.")
@@ -189,9 +186,7 @@ def _get_first_gold(question: Question) -> str:
 
 @dataclass(frozen=True)
 class PreferenceLabeler:
-    """Measures which passages of each question help the LLM and which hurt it.
-
-    A question that fails becomes a row that contains the error.
+    """Measures which passages of each question help or hurt the LLM.
 
     Attributes:
         source: Measures the effect of passages.
@@ -212,10 +207,9 @@ class PreferenceLabeler:
     cut: int | None = None
 
     def label(self, questions: Sequence[Question]) -> list[Preference]:
-        """Measure the passages of a batch of questions, and return one row per question.
+        """Measure the passages of a batch of questions, one row each.
 
-        If that fails, the questions are measured one by one, and a question that fails alone gets a row with the error.
-        Errors that concern all questions (server, device, unsupported signal) are raised.
+        After a failure, questions are measured one by one.
         """
         candidates = self._find_candidates(questions)
         try:
@@ -229,7 +223,7 @@ class PreferenceLabeler:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Fingerprints of model, prompts, probe and index, which must be the same on all machines."""
+        """Fingerprints of model, prompts, probe and index. They must match on all machines."""
         identity = {"model": self.source.model.fingerprint, "wording": self.source.prompts.fingerprint}
         if isinstance(self.source, ConfidenceSource):
             identity["probe"] = str(self.source.gate.artifact.manifest["checksum"])
@@ -241,14 +235,14 @@ class PreferenceLabeler:
         return self.label(questions)
 
     def make_failed_rows(self, question: Question, reason: str) -> list[Preference]:
-        """Return one row with the error of a question that could not be measured."""
+        """Return one row with the error of a question."""
         (split,) = self._get_splits([question])
         return [Preference(question.id, question.text, split, answers=question.answers, error=reason)]
 
     def _get_splits(self, questions: Sequence[Question]) -> list[str]:
         """Return "train", "dev" or "test" for each question.
 
-        Gates are fitted on the same division, so no question that tests a gate trains a reranker, or the other way round.
+        Gates are fitted on the same splits, so their test questions train no reranker.
         """
         if self.split:
             return [self.split] * len(questions)
@@ -260,7 +254,7 @@ class PreferenceLabeler:
         return names
 
     def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """Find the candidate passages of each question, and truncate them if `cut` is set."""
+        """Find the candidate passages of each question, and truncate them to `cut` tokens."""
         if self.retriever is None:
             passages = [list(question.contexts[: self.candidates]) for question in questions]
         else:
@@ -270,10 +264,7 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
-        """Measure how much each candidate passage helps, without duplicate passages.
-
-        If that fails, passages that exceed the LLM's context window are shortened or dropped, and all are measured again.
-        """
+        """Measure how much each distinct candidate passage helps."""
         distinct = [deduplicate_passages(passages) for passages in candidates]
         shown = distinct
         try:
@@ -290,7 +281,7 @@ class PreferenceLabeler:
         return rows
 
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
-        """Shorten passages that exceed the LLM's context window; drop those that do not fit even then."""
+        """Shorten or drop passages that exceed the LLM's context window."""
         fitting: list[Passage] = []
         for passage in passages:  # each is shown alone
             fitting += fit_passages(self.source.model, self.source.prompts, question, [passage], ANSWER_TOKENS)
@@ -301,7 +292,7 @@ class PreferenceLabeler:
     ) -> Preference:
         """Make the preference row of a question from the measured effects.
 
-        A passage is positive or negative by its shift: its value minus the value without passages.
+        A passage's shift is its value minus the value without passages.
         """
         candidates = tuple(
             CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, correct)
@@ -324,7 +315,7 @@ class PreferenceLabeler:
 
 
 def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:
-    """Count the passages whose text is not among those shown: they were shortened or dropped."""
+    """Count the passages that were shortened or dropped."""
     texts = {passage.text for passage in shown}
     return sum(passage.text not in texts for passage in passages)
 
@@ -333,10 +324,9 @@ def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int
 
 
 def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) -> list[Passage]:
-    """Truncate passages, with their titles, to `n_tokens` tokens, and drop passages that have fewer.
+    """Truncate passages to `n_tokens` tokens, and drop shorter ones.
 
-    So all passages have the same length. This is a control experiment: it shows whether the LLM prefers passages only
-    because of their length.
+    Equal lengths show whether the LLM prefers passages only for their length.
     """
     if not isinstance(model, TokenizingModel):
         raise UnsupportedSignal(
@@ -351,7 +341,10 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
 
 
 def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:
-    """Return the longest start of a text that has at most `n_tokens` tokens; None if the text itself has fewer."""
+    """Return the longest start of a text with at most `n_tokens` tokens.
+
+    Texts with fewer tokens give None.
+    """
     if len(model.tokenize(text)) < n_tokens:
         return None
 

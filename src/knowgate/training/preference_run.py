@@ -105,10 +105,9 @@ class PreferenceProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
-        """Return the progress after more rows: each row is counted as kept, one-sided, bare or failed.
+        """Return the progress after more rows.
 
-        Kept rows have positive and negative passages, one-sided rows only one kind, bare rows no passages, failed rows an
-        error.
+        One-sided rows have only positive or only negative passages. Bare rows have no passages.
 
         Args:
             rows: The rows to count.
@@ -144,10 +143,9 @@ def measure_preferences(
     on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
     options: PreferenceOptions,
 ) -> PreferenceProgress:
-    """Measure for labeled questions which candidate passages help the LLM to answer and which do not.
+    """Measure which candidate passages help the LLM to answer labeled questions.
 
-    A reranker can be trained on the result, so that it prefers passages that help. An interrupted run continues where it
-    stopped.
+    A reranker can learn from the result. Interrupted runs continue.
 
     Args:
         runs: Label runs of one model.
@@ -188,8 +186,7 @@ def measure_preferences(
 def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions) -> list[Question]:
     """Collect the labeled questions, each once, with their candidate passages.
 
-    The passages come from the question set `options.data` or, by default, from the label runs. If `options.index` is
-    given, the questions have none: the index is searched for them later.
+    With `options.index`, the passages are searched later.
     """
     uses_own_passages = not (options.index or options.data)
     questions: dict[str, Question] = {}
@@ -205,7 +202,7 @@ def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions)
 
 
 def _add_contexts(questions: Mapping[str, Question], data: str) -> list[Question]:
-    """Return the questions with the passages that a question set has for them."""
+    """Add the passages of a question set to the questions."""
     contexts = {question.id: question.contexts for question in load_questions(data)}
     missing = [name for name in questions if name not in contexts]
     if missing:
@@ -217,7 +214,7 @@ def _add_contexts(questions: Mapping[str, Question], data: str) -> list[Question
 
 
 def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None) -> Model:
-    """Load the model of the label runs. Raises BadSetting if a run was made with another model."""
+    """Load the model of the label runs, and check that all runs used it."""
     settings = [folder.settings() for folder in folders]
     llm = resolve_model(model or settings[0]["model"])
     for folder, run in zip(folders, settings, strict=True):
@@ -241,7 +238,7 @@ def run_preferences(
     runner: Runner = PREFERENCE_RUNNER,
     on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
 ) -> PreferenceProgress:
-    """Measure all questions that have no row yet, and write every finished batch to disk.
+    """Measure all questions without a row yet, and write every finished batch.
 
     Args:
         folder: Preference folder; may hold an interrupted run with the same settings.
@@ -283,9 +280,9 @@ def run_preferences(
 def describe_preference_run(
     labeler: passage_effects.PreferenceLabeler, questions: Sequence[Question], data: str
 ) -> dict[str, Any]:
-    """Return the settings that a preference run stores, to recognize whether an interrupted run can be continued.
+    """Return the settings of a preference run.
 
-    Runs with equal settings have equal rows.
+    An interrupted run can be continued only with equal settings.
     """
     source, retriever = labeler.source, labeler.retriever
     settings: dict[str, Any] = {
@@ -314,7 +311,7 @@ def describe_preference_run(
 
 
 def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProgress) -> None:
-    """Raise BadInput if no question has candidate passages yet, so that a wrong index is noticed after the first batch.
+    """Raise BadInput if no question has candidate passages yet, probably from a wrong index.
 
     Args:
         rows: The rows of the latest batch.
@@ -329,7 +326,7 @@ def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProg
 
 
 def _check_useful(progress: PreferenceProgress, labeler: passage_effects.PreferenceLabeler) -> None:
-    """Raise BadInput if a finished run has nothing that a reranker can learn from."""
+    """Raise BadInput if a finished run has nothing for a reranker to learn."""
     if progress.done == progress.total and not progress.kept:
         raise BadInput(
             "a reranker learns from questions with both helpful and harmful passages, but there are none. Of "
@@ -344,7 +341,7 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
 
 @dataclass(frozen=True)
 class PreferenceJobSpec:
-    """Describes how to measure passages by names only, so that other machines can load what they need.
+    """A measurement of passages, described by names only. Other machines load the named parts.
 
     Attributes:
         model: Name of the LLM.

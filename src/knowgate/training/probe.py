@@ -42,7 +42,7 @@ def fit_probe(
     ] = False,
     seed: int = 0,
 ) -> FitResult:
-    """Train a classifier (probe) that predicts from a hidden state of the LLM whether a question needs retrieval."""
+    """Train a classifier (probe) of hidden states to predict the need for retrieval."""
     number = pick_layer(examples, layer)
     features = stack_hidden_states(examples.readings, number, position)
     classifiers.check_finite(features)
@@ -64,7 +64,7 @@ def fit_probe(
 
 
 def predict_out_of_fold(rows: classifiers.LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
-    """Score each row with a linear classifier that was not trained on its question (cross-validation).
+    """Score each row by cross-validation with a linear classifier.
 
     Args:
         rows: Training data.
@@ -81,9 +81,9 @@ def predict_out_of_fold(rows: classifiers.LabeledFeatures, texts: Sequence[str],
 
 
 def stratify_folds(texts: Sequence[str], needed: BoolArray, count: int = 5) -> NDArray[np.int64]:
-    """Divide rows into folds for cross-validation, and return the number of each row's fold.
+    """Return the fold of each row, for cross-validation.
 
-    Equal questions share a fold, and each fold has about the same share of questions that need retrieval (`needed`).
+    Equal questions share a fold, and folds have similar shares of both classes.
     """
     needs = map_questions_to_needs(texts, needed)  # fingerprint of each distinct question -> whether it needs retrieval
     by_class = sorted(needs, key=lambda key: needs[key])
@@ -96,10 +96,9 @@ def stratify_folds(texts: Sequence[str], needed: BoolArray, count: int = 5) -> N
 
 
 def balance_examples(examples: Examples, seed: int) -> Examples:
-    """Draw equally many known and unknown questions for the train, dev and test splits, as in the CBDR paper.
+    """Draw equally many known and unknown questions, as in the CBDR paper.
 
-    Their numbers are those of the paper, or lower if the rarer class has fewer questions. The calibration split stays as
-    it is.
+    The calibration split stays the same.
     """
     if examples.target != "known":
         raise BadSetting(
@@ -113,7 +112,7 @@ def balance_examples(examples: Examples, seed: int) -> Examples:
 
 
 def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, seed: int) -> NDArray[np.int64]:
-    """Draw equally many rows of both classes, at most `limit` of each; return their indices in order."""
+    """Draw equally many rows of both classes, at most `limit` of each."""
     unknown = indices[needed[indices]]
     known = indices[~needed[indices]]
     size = min(limit, len(unknown), len(known))
@@ -123,10 +122,9 @@ def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, see
 
 
 def describe_balance(examples: Examples, raw: Callable[[Sequence[int]], FloatArray]) -> list[str]:
-    """Return notes for the model card of a probe that was trained on as many known as unknown questions.
+    """Return notes for the model card of a balanced probe.
 
-    They give the numbers of questions, and how often the probe's raw (uncalibrated) score is on the right side of 0.5 on
-    the test split. They also warn if there are too few training questions to trust the raw score.
+    Balanced means: trained on as many known as unknown questions.
 
     Args:
         examples: The balanced examples.
@@ -176,7 +174,7 @@ def pick_layer(examples: Examples, layer: str) -> int:
 
 
 def _resolve_layer(layer: str, settings: Mapping[str, Any]) -> int:
-    """Return the number of a layer, which is given as a number or as a name such as 'mid'.
+    """Return the number of a layer from a number or a name such as 'mid'.
 
     Returns:
         The number; -1 if the name is unknown, or if the label runs do not tell which layer it means.

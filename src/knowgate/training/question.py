@@ -21,7 +21,7 @@ def fit_question(
         str | None, "Index folder: also read how frequent the words of a question are in its passages."
     ] = None,
 ) -> FitResult:
-    """Train a classifier that predicts from the text of a question whether it needs retrieval."""
+    """Train a classifier of question texts to predict the need for retrieval."""
     frequencies = None
     if index is not None:
         folder = Path(index)

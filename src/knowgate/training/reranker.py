@@ -40,9 +40,9 @@ MIN_DEV_QUESTIONS = 50  # with fewer, P@1 says too little to choose weights by
 
 @dataclass(frozen=True)
 class AlignedReranker:
-    """A cross-encoder (a model that scores how well a passage fits a question) aligned to an LLM.
+    """A cross-encoder (it scores pairs of question and passage) aligned to an LLM.
 
-    Aligned means: trained to rank passages that help this LLM to answer above the others.
+    Aligned means: it prefers passages that help this LLM.
 
     Attributes:
         model: The trained cross-encoder.
@@ -78,11 +78,9 @@ def fit_reranker(
     reads_question: bool = True,
     watch: FitProgressCallback = ignore_progress,
 ) -> AlignedReranker:
-    """Train a reranker to put passages that help an LLM above the others (alignment), and measure it on the test rows.
+    """Train a reranker to prefer passages that help an LLM (alignment), and test it.
 
-    During training, the dev rows are ranked several times. The weights that rank them best are kept; these may be the
-    weights from before the training. Without dev rows, some train rows are held out for this. With fewer than
-    `MIN_DEV_QUESTIONS` dev rows, the last weights are kept.
+    The weights with the best ranking of the dev rows are kept.
 
     Args:
         rows: Questions with passages that help the LLM and passages that do not, divided into train, dev and test.
@@ -127,7 +125,7 @@ def fit_reranker(
 def split_dev_rows(
     train: Sequence[Preference], dev: Sequence[Preference], training: RerankerTrainingOptions
 ) -> tuple[list[Preference], list[Preference]]:
-    """Return the rows to train a reranker on, and the rows on which its best weights are chosen (dev rows).
+    """Return the train rows, and the dev rows to choose the best weights.
 
     Args:
         train: Rows of the train split, each a question with its passages.
@@ -152,13 +150,16 @@ def split_dev_rows(
 
 
 def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[RankingGroup]:
-    """Draw `count` training examples at random, each at most once; all of them if there are fewer."""
+    """Draw at most `count` training examples at random, without repetition."""
     order = np.random.default_rng(seed).permutation(len(groups))
     return [groups[int(index)] for index in order[:count]]
 
 
 def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
-    """Make a selector that keeps the weights with the best P@1 (share of questions with a helpful passage on top)."""
+    """Make a selector of the weights with the best P@1.
+
+    P@1 is the share of questions with a helpful passage on top.
+    """
 
     def measure() -> float:
         return float(measure_ranking(model, rows, reads_question)["P@1"].mean())
@@ -168,7 +169,7 @@ def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool)
 
 @dataclass(frozen=True)
 class RelevanceReranker:
-    """A cross-encoder trained on relevance only: a base for alignment to any LLM."""
+    """A cross-encoder trained on relevance only. It can be aligned to any LLM."""
 
     model: Any = field(repr=False)
     spec: str
@@ -183,14 +184,14 @@ def fit_relevance(
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
     watch: FitProgressCallback = ignore_progress,
 ) -> RelevanceReranker:
-    """Train a cross-encoder to rank passages that contain a gold answer above the others."""
+    """Train a cross-encoder on relevance: passages with a gold answer rank higher."""
     model = open_cross_encoder(base, seed=training.seed)
     log = train_groups(model, groups, training, "relevance", watch)
     return RelevanceReranker(model, base, training, log)
 
 
 def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
-    """Make one training example of each row that has both helpful (positive) and harmful (negative) passages."""
+    """Make one training example of each row with both helpful and harmful passages."""
     groups = []
     for row in rows:
         if not row.is_kept:
@@ -202,9 +203,7 @@ def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
 
 
 def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool = True) -> dict[str, FloatArray]:
-    """Measure how well a cross-encoder ranks the positive passages of each row above the negative ones.
-
-    Positive passages help the LLM to answer, negative ones do not.
+    """Measure how well a cross-encoder ranks helpful (positive) passages above the negative ones.
 
     Args:
         model: The cross-encoder.
@@ -226,10 +225,9 @@ def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool
 
 
 def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | None = None) -> list[RankingGroup]:
-    """Make training examples for a reranker from gold answers: passages that contain one are positive, others negative.
+    """Make training examples for a reranker from gold answers.
 
-    A question with too few negatives gets random passages of other questions, too. Questions without a positive are left
-    out. No LLM is needed.
+    Passages with a gold answer are positive, others negative. No LLM is needed.
 
     Args:
         questions: Questions with gold answers; their contexts are candidates.
@@ -261,7 +259,7 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
 
 
 def contains_answer(passage: Passage, answers: Sequence[str]) -> bool:
-    """Return whether a passage contains one of the normalized answers as whole words."""
+    """Return whether a passage contains a normalized answer as whole words."""
     text = _normalize_text(format_passage(passage))
     return any(answer in text for answer in answers)
 
@@ -273,7 +271,7 @@ def _normalize_text(text: str) -> str:
 
 
 def _make_group(question: str, positives: Sequence[Passage], negatives: Sequence[Passage]) -> RankingGroup:
-    """Make a training example: a question with its passages, of which the positives are labeled 1 and the others 0."""
+    """Make a training example, with the label 1 for positive passages and 0 for others."""
     passages = tuple(format_passage(passage) for passage in (*positives, *negatives))
     labels = (1.0,) * len(positives) + (0.0,) * len(negatives)
     return RankingGroup(question, passages, labels)

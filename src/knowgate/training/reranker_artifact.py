@@ -25,7 +25,7 @@ ALIGNMENT_SETTINGS = (*LLM_SETTINGS, "source", "probe", "retriever", "retriever_
 
 
 def measure_ranking_gains(fitted: AlignedReranker) -> dict[str, dict[str, Estimate]]:
-    """Average the ranking metrics of a reranker over the test questions, before and after its alignment to an LLM.
+    """Average the ranking metrics over the test questions, before and after alignment.
 
     Returns:
         For each of 'before', 'after' and 'gain' (after minus before), the mean of each metric with its confidence
@@ -66,9 +66,7 @@ def save_reranker(
 
 
 def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: str = "") -> dict[str, Any]:
-    """Write the folder of a cross-encoder that was trained on relevance only, and return its manifest.
-
-    An earlier cross-encoder of this kind in the folder is replaced.
+    """Write the folder of a cross-encoder trained on relevance, and return its manifest.
 
     Args:
         fitted: The cross-encoder.
@@ -95,7 +93,7 @@ def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: 
 
 
 def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: str) -> dict[str, Any]:
-    """Build the manifest: what the reranker was aligned to, how, and its metrics."""
+    """Build the manifest of a reranker, with its training and metrics."""
     logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
     selection = fitted.alignment.selection
     metrics = measure_ranking_gains(fitted)
@@ -118,7 +116,7 @@ def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any]
 
 
 def _summarize_losses(log: TrainingLog) -> dict[str, Any]:
-    """Summarize a training by the mean loss of its first and last tenth, because single batches vary."""
+    """Summarize a training by the mean loss of its first and last tenth."""
     tenth = max(1, len(log.losses) // 10)
     return {
         "groups": log.groups,
@@ -164,7 +162,7 @@ def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
 
 
 def _format_selection(selection: Mapping[str, Any] | None) -> str:
-    """Say which weights of the training were kept; `selection` is None if they were not chosen on dev questions."""
+    """Describe which weights were kept. Without dev questions, `selection` is None."""
     if selection is None:
         return "those of the last update"
     values = f"P@1 {selection['chosen']:.3f} on {selection['questions']} dev questions, base {selection['base']:.3f}"
@@ -174,7 +172,7 @@ def _format_selection(selection: Mapping[str, Any] | None) -> str:
 
 
 def _format_ranking_metrics(metrics: Mapping[str, Any]) -> str:
-    """Format the ranking metrics before and after the alignment, and their gain, as a Markdown table."""
+    """Format the ranking metrics before and after alignment as a Markdown table."""
     if not metrics["after"]:
         return "No question was held out: measure with `knowgate eval-rerank`."
     lines = ["| measure | before | after | gain, 95 % interval |", "|---|---|---|---|"]

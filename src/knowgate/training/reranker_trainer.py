@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 
 def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the InfoNCE loss of each positive passage of a question (CBDR, equations 4 and 5).
+    """Return the InfoNCE loss of each positive passage (CBDR, equations 4 and 5).
 
-    It is -log(f+ / (f+ + sum of f-)), where f = exp(score / temperature), f+ is that of the positive and f- are those of
-    the question's negatives. All positives share the same negatives.
+    All positives share the same negatives.
 
     Args:
         scores: Score of each passage of the question.
@@ -45,7 +44,7 @@ def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) ->
 
 
 def compute_batch_loss(model: Any, batch: Sequence[RankingGroup], temperature: float) -> torch.Tensor:
-    """Return the mean InfoNCE loss of all positive passages of a batch; the model scores all passages in one pass."""
+    """Return the mean InfoNCE loss of all positive passages in a batch."""
     import torch
 
     pairs = [(group.question, passage) for group in batch for passage in group.passages]
@@ -59,7 +58,7 @@ def compute_batch_loss(model: Any, batch: Sequence[RankingGroup], temperature: f
 
 
 def _score_pairs(model: Any, pairs: list[tuple[str, str]]) -> torch.Tensor:
-    """Return the score that a cross-encoder gives to each pair of a question and a passage.
+    """Return the cross-encoder's score of each pair of question and passage.
 
     Raises:
         ModelError: A score is NaN or infinite.
@@ -83,7 +82,7 @@ TOKENIZER_BATCH = 1_000  # texts tokenized at once
 
 @dataclass(frozen=True)
 class RankingGroup:
-    """A question with passages and a label for each: 1 if it is positive, 0 if it is negative."""
+    """A question with passages, and a label for each (1 positive, 0 negative)."""
 
     question: str
     passages: tuple[str, ...]
@@ -92,9 +91,7 @@ class RankingGroup:
 
 @dataclass(frozen=True)
 class RerankerTrainingOptions:
-    """Hyperparameters of a reranker.
-
-    The paper does not give its temperature or batch size; a temperature of 1 keeps scores ordinary logits.
+    """Hyperparameters for training a reranker.
 
     Attributes:
         temperature: Temperature of the loss.
@@ -131,9 +128,9 @@ class TruncationCounts:
 
 @dataclass(frozen=True)
 class WeightSelection:
-    """Which weights of a reranker were chosen after its training, because they rank the dev questions best.
+    """The weights of a reranker with the best P@1 on the dev questions.
 
-    P@1 is the share of questions with a positive passage on top. The base is the reranker before the training.
+    P@1 is the share of questions with a positive passage on top. `base` is from before the training.
 
     Attributes:
         questions: Number of dev questions.
@@ -176,11 +173,9 @@ BLENDS = (0.25, 0.5, 0.75)  # shares of the trained weights, the rest being thos
 
 @dataclass
 class WeightSelector:
-    """Finds the weights that rank the dev questions best, during and after the training of a reranker.
+    """Finds the weights of a reranker that rank the dev questions best.
 
-    After the training, the best trained weights are also averaged with those from before the training, which often ranks
-    new questions better than either (Wortsman et al. 2022, WiSE-FT). Of equally good weights, those from before the
-    training are chosen.
+    Averages of the weights before and after the training are tried, too (WiSE-FT).
 
     Attributes:
         model: The cross-encoder, before its training.
@@ -200,7 +195,7 @@ class WeightSelector:
         self._best_update = 0
 
     def check(self, update: int) -> None:
-        """Measure the current weights after an update, and copy them if they are the best trained ones so far."""
+        """Measure the current weights, and copy them if they are the best so far."""
         value = self.measure()
         self._history.append((update, value))
         if value > self._best_trained:
@@ -209,9 +204,9 @@ class WeightSelector:
             self._trained = self._copy_weights()
 
     def finish(self) -> WeightSelection:
-        """Load the best weights into the model, and return how they were chosen.
+        """Load the best weights into the model, and describe the selection.
 
-        The candidates are the weights before the training, the best trained weights, and averages of the two.
+        Averages of old and trained weights are tried, too.
         """
         _, base = self._history[0]  # P@1 before the training
         best = base
@@ -230,7 +225,7 @@ class WeightSelector:
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     def _load(self, share: float) -> None:
-        """Load a weighted average into the model: `share` of the trained weights, the rest from before the training."""
+        """Load an average of old and trained weights. `share` is the part of the trained ones."""
         weights = dict(self._base)
         for name, base in self._base.items():
             if base.is_floating_point():
@@ -294,7 +289,7 @@ def train_groups(
 
 
 def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
-    """Truncate questions and passages to the paper's limits (in tokens), and count the distinct texts that were cut."""
+    """Truncate questions and passages to the paper's token limits, and count the cut texts."""
     questions = _truncate_texts(model, {group.question for group in groups}, QUERY_TOKENS)
     passages = _truncate_texts(model, {text for group in groups for text in group.passages}, PASSAGE_TOKENS)
     truncated = []
@@ -320,7 +315,7 @@ def _truncate_texts(model: Any, distinct: Collection[str], limit: int) -> dict[s
 
 
 def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOptions) -> Iterator[list[RankingGroup]]:
-    """Yield batches of all groups, shuffled anew in each epoch; the order depends on the seed only."""
+    """Yield batches of all groups, shuffled anew in each epoch."""
     rng = np.random.default_rng(training.seed)
     for _ in range(training.epochs):
         order = rng.permutation(len(groups)).tolist()
@@ -329,9 +324,9 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
 
 
 def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: int) -> Callable[[Any], None]:
-    """Create AdamW with its learning-rate schedule; return a function that makes one update from a loss.
+    """Create AdamW with a schedule, and return a function for one update.
 
-    Biases and norms, which have one dimension, are exempt from weight decay.
+    Biases and norms have no weight decay.
     """
     import torch
 
@@ -345,7 +340,7 @@ def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: in
     )
 
     def make_update(loss: Any) -> None:
-        """Change the weights by the gradient of a loss, which is cut to a maximum length."""
+        """Update the weights by the gradient of a loss. Large gradients are clipped."""
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         optimizer.step()
@@ -356,9 +351,9 @@ def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: in
 
 
 def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
-    """Return the learning rate of an update, as a share of the highest one.
+    """Return the learning rate of an update, as a share of the highest.
 
-    It rises linearly during the first updates (the warm-up), then falls linearly to 0.
+    It rises linearly at first, then falls to 0.
 
     Args:
         update: Number of the update, from 0.
@@ -375,7 +370,7 @@ def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
 
 
 def open_cross_encoder(spec: str, *, seed: int = 0) -> Any:
-    """Open a sentence-transformers CrossEncoder with one score, limited to the paper's input lengths.
+    """Open a sentence-transformers CrossEncoder with the paper's input lengths.
 
     Args:
         spec: "minilm" for the packaged encoder with a new head, a folder, or a hub name (owner/model).
@@ -389,7 +384,7 @@ def open_cross_encoder(spec: str, *, seed: int = 0) -> Any:
 
 
 def _open_minilm(seed: int) -> Any:
-    """Open MiniLM as a cross-encoder with a new, random output layer; it cannot rank until it is trained."""
+    """Open MiniLM as a cross-encoder with a random output layer. It cannot rank before training."""
     import torch
 
     source = embedded_weights.fetch_weights(MINILM)
@@ -435,14 +430,14 @@ def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
 
 
 def _limit_input(model: Any) -> Any:
-    """Limit pairs to the paper's 128 + 512 tokens, or to what the model can read if that is less."""
+    """Limit the input to the paper's 128 + 512 tokens, or to the model's maximum."""
     longest = QUERY_TOKENS + PASSAGE_TOKENS + MAX_SPECIAL_TOKENS
     model.max_seq_length = min(model.max_seq_length or longest, longest)
     return model
 
 
 def save_cross_encoder(model: Any, folder: Path) -> None:
-    """Save config, tokenizer and safetensors; no card, and nothing that runs code."""
+    """Save config, tokenizer and weights. Files of other types are deleted."""
     model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in RERANKER_SUFFIXES:

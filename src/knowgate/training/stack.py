@@ -46,7 +46,7 @@ def fit_stack(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune small judges of the LLM's answer, and combine their scores with all other recorded signals."""
+    """Fine-tune small judges of the LLM's answer, and combine them with all other signals."""
     judge_options = AnswerJudgeFitOptions(base=options.base)
     judge = fit_cross_fitted_judge(examples, judge_options, options.judges, seed=seed, work=work, watch=watch)
     return stack_judges(examples, [judge], cheap=options.cheap, work=work)
@@ -62,10 +62,9 @@ def fit_cross_fitted_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune an ensemble of judges, models that predict whether the LLM's answer is right.
+    """Fine-tune an ensemble of judges (they predict whether the LLM's answer is right).
 
-    The rows are divided into folds, and each judge is trained without one of them. So every row can be scored by a judge
-    that was not trained on it.
+    Each judge is trained without one fold.
 
     Args:
         examples: The training data. The judges learn whether the closed-book answer is right, whatever the target is.
@@ -87,9 +86,9 @@ def fit_cross_fitted_judge(
 
 
 def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool = False, work: Path) -> FitResult:
-    """Combine the scores of judges with all other signals in one gate (a fusion: a logistic regression over signals).
+    """Combine the scores of judges with all other signals in one gate.
 
-    A judge is a fine-tuned model that predicts whether the LLM's answer is right.
+    A judge predicts whether the LLM's answer is right.
 
     Args:
         examples: The training data.
@@ -130,10 +129,9 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
 
 
 def select_known_target(examples: Examples) -> Examples:
-    """Return the same examples with the target 'known', which judges learn: the answer without passages is right.
+    """Return the examples with the target 'known' (the LLM knows the answer).
 
-    Examples with the target 'agree' (the answers with and without passages are the same) stay as they are, because they
-    have no gold answers.
+    The target 'agree' stays, for lack of gold answers.
     """
     if examples.target in ("known", "agree"):
         return examples
@@ -141,6 +139,6 @@ def select_known_target(examples: Examples) -> Examples:
 
 
 def _write_judge(judge: FitResult, examples: Examples, folder: Path) -> dict[str, bytes]:
-    """Write a fitted judge as a complete gate folder and return its files, keyed by their path in the folder."""
+    """Write a judge as a gate folder, and return the files by path."""
     save_fitted(judge, examples, folder, keep_questions=False)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -156,7 +156,7 @@ def measure_clusters(
 
 
 def _read_labels(table: LabelTable, key: str) -> NDArray[np.object_]:
-    """Return the value of a field of each question as text; "" where it is missing."""
+    """Return a field of each question as text, "" for missing values."""
     name = key.removeprefix("meta.")
     values = [find_field(row.meta, name) for row in table.rows]
     if all(value is None for value in values):
@@ -166,7 +166,7 @@ def _read_labels(table: LabelTable, key: str) -> NDArray[np.object_]:
 
 
 def _choose_count(topics: str, n: int) -> int:
-    """Return into how many topics n questions are divided: the number in `topics`, or by default one per 60 questions."""
+    """Return the number of topics for n questions, by default one per 60 questions."""
     if topics == AUTO_TOPICS:
         lowest, highest = AUTO_RANGE
         count = int(np.clip(n // QUESTIONS_PER_TOPIC, lowest, highest))
@@ -211,9 +211,9 @@ def cluster_vectors(vectors: Vector, count: int) -> tuple[NDArray[np.int64], Vec
 
 
 def _choose_starts(vectors: Vector, count: int, rng: np.random.Generator) -> Vector:
-    """Choose starting centers that are far from each other (k-means++).
+    """Choose starting centers far from each other (k-means++).
 
-    Each vector is drawn with a probability that grows with its cosine distance from the centers so far.
+    Vectors far from the chosen centers are drawn more often.
     """
     chosen = [int(rng.integers(len(vectors)))]
     distances = np.ones(len(vectors))
@@ -244,7 +244,7 @@ def _run_k_means(vectors: Vector, centers: Vector) -> tuple[NDArray[np.int64], V
 
 
 def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> list[str]:
-    """Name each cluster of questions by the words that are most frequent in it compared with the others (c-TF-IDF).
+    """Name each cluster by its most typical words (c-TF-IDF).
 
     Args:
         texts: The questions.
@@ -274,7 +274,7 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
 
 
 def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
-    """Build the table of topics: what the LLM knows of each, and what passages change."""
+    """Build the table of topics, with the LLM's accuracy without and with passages."""
     has_open = any(topic.opened for topic in topics)
     has_policy = any(topic.searches is not None for topic in topics)
     columns = ["topic", "n", "right from memory"]
@@ -302,7 +302,7 @@ def _format_share(share: Proportion) -> str:
 
 
 def describe_extremes(topics: Sequence[TopicResult]) -> str:
-    """Name the topics that the LLM knows most and least about, in one sentence."""
+    """Name the topics the LLM knows best and worst."""
     most = max(topics, key=lambda topic: topic.closed.value or 0.0)
     least = min(topics, key=lambda topic: topic.closed.value or 0.0)
     shares = [f"{format_percent(topic.closed.value)} about '{topic.name}'" for topic in (most, least)]
@@ -310,9 +310,9 @@ def describe_extremes(topics: Sequence[TopicResult]) -> str:
 
 
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
-    """Propose routing rules for topics where the LLM clearly should always retrieve, or never.
+    """Propose rules to always or never retrieve for some topics.
 
-    "Surely" means that the whole 95 % interval is on one side of the limit.
+    "Surely" means that the whole 95 % interval is beyond the limit.
 
     Args:
         topics: Measured topics. Those with fewer than 30 questions get no rule. Nor do topics that were taken from a field
@@ -354,7 +354,7 @@ def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
 
 
 def _choose_action(topic: TopicResult) -> RuleAction | None:
-    """Choose what a routing rule does for the questions of a topic, as `propose_rules` explains; None for no rule."""
+    """Choose the action of a routing rule for a topic. None means no rule."""
     if topic.n < RULE_QUESTIONS:
         return None
     if topic.benefit is None:  # no answers with passages
@@ -368,10 +368,9 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
 
 
 def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
-    """Choose how similar to a topic's examples a new question must be to belong to the topic.
+    """Choose how similar to a topic's examples its questions must be.
 
-    The limit that separates the topic best from other questions is chosen: it has the largest difference between the
-    share of the topic's questions above it and the share of the other questions above it.
+    The limit separates the topic best from other questions.
 
     Args:
         vectors: Unit vector of each question.

@@ -45,11 +45,9 @@ def fit_uar(
     model: Annotated[str | None, "LLM that reads these questions. Default: the LLM of the label run."] = None,
     watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
 ) -> fit_function.FitResult:
-    """Fit the UAR gate: four classifiers of hidden states of the LLM, combined by a decision tree.
+    """Fit the UAR gate, a decision tree of four classifiers of hidden states.
 
-    Three of them learn from questions that are labeled by a criterion, such as whether the answer changes with time. The
-    LLM reads these questions now, to compute their hidden states. The fourth learns from the label run whether the LLM
-    knows the answer; its hidden states are recorded there.
+    Three classifiers learn from labeled question sets.
     """
     # A wrong spec is reported before a model is loaded.
     questions = {name: load_questions(spec) for name, spec in _parse_criteria(criteria).items()}
@@ -58,7 +56,7 @@ def fit_uar(
 
 
 def _parse_criteria(criteria: str) -> dict[str, str]:
-    """Parse the option `criteria`, such as 'intent=SPEC,knowledge=SPEC,time=SPEC', into specs of question sets."""
+    """Parse the option `criteria` into one question set per criterion."""
     specs = {}
     for part in criteria.split(","):
         name, _, spec = part.partition("=")
@@ -75,10 +73,9 @@ def fit_uar_heads(
     *,
     watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
 ) -> fit_function.FitResult:
-    """Train the four linear classifiers (heads) of the UAR paper on hidden states of the LLM.
+    """Train the four linear classifiers (heads) of the UAR paper on hidden states.
 
-    Three heads predict whether a question needs retrieval by its intent, by the knowledge it asks for and by whether the
-    answer changes with time. The fourth, 'self', predicts whether the LLM does not know the answer.
+    The head 'self' predicts unknown answers.
 
     Args:
         examples: Label runs of the same model, with the last layer's states. The head 'self' is trained on them.
@@ -121,7 +118,7 @@ def fit_uar_heads(
 def _read_states(
     model: Model, prompts: Sequence[Prompt], stage: str, watch: fit_function.FitProgressCallback
 ) -> Vector:
-    """Return the hidden state of the last layer at the last token of each prompt; `stage` is for the progress."""
+    """Return the hidden state at the end of each prompt, from the last layer."""
     layer = model.depth - 1
     states: list[Vector] = []
     for start in range(0, len(prompts), READ_BATCH_SIZE):
@@ -132,7 +129,7 @@ def _read_states(
 
 
 def train_uar_head(features: Vector, truth: BoolArray) -> Tensors:
-    """Train one classifier (head) of the UAR gate: a logistic regression without bias on standardized states."""
+    """Train one classifier of the UAR gate, a logistic regression without bias."""
     tensors = fit_standardization(features)
     standardized = (features - tensors["mean"]) / tensors["scale"]
     fitted = fit_logistic(standardized, truth, C=UAR_C, fit_intercept=False)
@@ -145,7 +142,7 @@ def prefix_tensors(head: str, tensors: Tensors) -> Tensors:
 
 
 def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
-    """Return for each question whether the criterion asks for retrieval, as its label says.
+    """Return for each question whether its label asks for retrieval.
 
     Raises:
         BadInput: A question has no label, or there are too few questions of one kind.
@@ -166,7 +163,7 @@ def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
 def _check_inputs(
     examples: Examples, model: Model, prompts: AnswerPrompts, criteria: Mapping[str, Sequence[Question]]
 ) -> None:
-    """Raise BadSetting if a criterion has no questions, or if the label run is of another LLM or lacks hidden states."""
+    """Raise BadSetting if questions or hidden states are missing, or the LLM is another one."""
     if set(criteria) != set(CRITERIA):
         raise BadSetting(
             f"uar needs questions for the criteria {', '.join(CRITERIA)}, but got {', '.join(criteria) or 'none'}."
@@ -179,7 +176,7 @@ def _check_inputs(
 
 
 def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: int) -> str:
-    """Describe the quality of one classifier (head) in a line for the model card.
+    """Describe the quality of one classifier (head) for the model card.
 
     Args:
         name: Name of the head.
@@ -194,10 +191,7 @@ def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: i
 
 
 def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]]) -> str:
-    """Measure the whole UAR gate on the test split, and describe the result in a line for the model card.
-
-    The gate is a decision tree that combines four classifiers (heads). The other metrics of the card are those of the
-    head 'self' alone, which predicts whether the LLM knows the answer.
+    """Measure the whole UAR gate (a tree of four classifiers) on the test split.
 
     Args:
         examples: The label rows.

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 else:
 
     class default_property:  # noqa: N801 - used like `property`
-        """Property of a gate that a subclass may override with a class attribute or a dataclass field.
+        """Property that a subclass may override with a plain attribute.
 
-        A plain `property` does not allow that: a dataclass would take the property object as the default of the field.
+        The usual `property` breaks dataclass fields.
         """
 
         def __init__(self, getter: Callable[[Gate], Any]):
@@ -65,10 +65,9 @@ RENAMED_MEMBERS = {
 
 @dataclass(frozen=True)
 class Gate(ABC):
-    """Scores how much each question needs retrieval, from signals of the LLM.
+    """Scores how much each question needs retrieval.
 
-    Signals are what the LLM reveals about a question without passages: a draft answer, sampled answers,
-    log-probabilities or hidden states. A gate with options is a frozen dataclass that derives from this class.
+    It reads signals of the LLM, such as a draft answer or log-probabilities. A gate with options is a frozen dataclass.
 
     Example:
         >>> class ShortGate(Gate):
@@ -81,10 +80,7 @@ class Gate(ABC):
     """
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError if a subclass defines a method or property under the name that it had in version 0.1.
-
-        Without the error, it would silently have no effect.
-        """
+        """Raise TypeError for names of version 0.1. Such a method would silently have no effect."""
         super().__init_subclass__()
         for name in RENAMED_MEMBERS.keys() & vars(cls).keys():
             raise TypeError(
@@ -121,11 +117,7 @@ class Gate(ABC):
 
     @default_property
     def request(self) -> SignalRequest:
-        """How much of each signal to read, such as the number of samples.
-
-        Default: a draft of 32 tokens if the gate needs drafts, and 10 samples if it needs samples. A gate that needs
-        hidden states must override this and name the layers.
-        """
+        """How much of each signal to read, such as the number of samples. Override this for hidden states."""
         needs_draft = bool(self.needs & {Signal.DRAFT, Signal.LOGPROBS})
         draft_tokens = DEFAULT_DRAFT_TOKENS if needs_draft else 0
         samples = DEFAULT_SAMPLES if Signal.SAMPLES in self.needs else 0
@@ -143,10 +135,9 @@ class Gate(ABC):
 
     @default_property
     def is_pure(self) -> bool:
-        """Whether `score` may be called on an event loop and from several threads at once. Default: False.
+        """Whether `score` is a short computation without side effects.
 
-        This is allowed if `score` is a short computation without side effects: the gate uses no model, file or network
-        of its own and has no mutable state.
+        Several threads may then call `score` at once.
         """
         return False
 
@@ -170,10 +161,7 @@ class Gate(ABC):
     # --- input besides the signals ----------------------------------------------------------------
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find earlier, logged questions that are similar to each question. Default: none.
-
-        `score` gets them in `Reading.neighbors`, under the name of the gate.
-        """
+        """Return similar logged questions for each question. `score` gets them in `Reading.neighbors`."""
         return [() for _ in questions]
 
     @default_property
@@ -182,19 +170,15 @@ class Gate(ABC):
         return ()
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Return prompts that ask the LLM a question with fixed answer words (labels), such as yes and no.
+        """Return prompts with fixed answer words (labels), such as yes and no.
 
-        Only gates that need `Signal.LABELS` have such prompts. `score` gets the logits of the labels in
-        `Reading.labels`, under the name of the gate.
+        `score` gets their logits in `Reading.labels`.
         """
         return []
 
     @default_property
     def recorded_signal(self) -> str:
-        """Key of `Reading.signals` under which the LLM's answer to the prompt of this gate may be recorded.
-
-        If it is recorded for all questions, the LLM is not asked again. Empty if such answers are never recorded.
-        """
+        """Key of `Reading.signals` for recorded answers to the gate's own prompt. Empty means never recorded."""
         return ""
 
     # --- output besides the score -----------------------------------------------------------------
@@ -204,10 +188,7 @@ class Gate(ABC):
         return ["" for _ in questions]
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-        """Measure how far each question is from the questions that the gate was fitted on.
-
-        A distance above 1 is farther than 99 % of those questions. None means unknown, which is the default.
-        """
+        """Return the distance of each question from the training questions. Above 1 is farther than 99 % of them."""
         return [None for _ in questions]
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:

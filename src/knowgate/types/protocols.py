@@ -27,9 +27,9 @@ TextStream = Generator[str, None, Completion]  # yields pieces of text and retur
 
 
 class ModelIdentity(Protocol):
-    """Name and fingerprint of an LLM, to check that a gate was fitted on it.
+    """Name and fingerprint of an LLM.
 
-    Models implement this protocol. So do label runs (recorded answers), for the LLM that wrote the answers.
+    They show whether a gate was fitted on this LLM. Label runs (recorded answers) have them, too.
     """
 
     @property
@@ -44,7 +44,7 @@ class ModelIdentity(Protocol):
 
 
 class Model(ModelIdentity, Protocol):
-    """An LLM. Derive from `knowgate.models.backend.Backend`, which has defaults for most of these methods."""
+    """An LLM. Derive from `knowgate.models.backend.Backend`, with defaults for most methods."""
 
     @property
     def offers(self) -> frozenset[Signal]:
@@ -87,13 +87,10 @@ class Model(ModelIdentity, Protocol):
         """Thread pool of the model, with `concurrency` threads. Concurrent calls must run in it."""
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return for each prompt whether it fits into the context window, together with an answer of `max_tokens`.
-
-        True if the size of the context window is unknown.
-        """
+        """Return whether each prompt fits into the context window with its answer. Unknown sizes count as fitting."""
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return how probably the LLM continues each prompt with each of several answer words (labels).
+        """Return how probably the LLM continues each prompt with each label (answer word).
 
         Args:
             prompts: Prompts in one or more pieces. At the end of each piece, the LLM answers with a label.
@@ -142,7 +139,7 @@ class Reranker(Protocol):
 
 @runtime_checkable
 class TokenizingModel(Protocol):
-    """A model that exposes its tokenizer. Some gates use it to check that a label is a single token."""
+    """Model with access to its tokenizer. Some gates check that a label is one token."""
 
     def tokenize(self, text: str) -> list[int]: ...
 
@@ -176,7 +173,7 @@ class ToolCallingModel(Protocol):
 
 @runtime_checkable
 class ServedModel(Protocol):
-    """A model behind a server. Only the tokens and log-probabilities that the server returns are available."""
+    """Model behind a server. Only tokens and log-probabilities from the server are available."""
 
     @property
     def has_entropies(self) -> bool:
@@ -184,10 +181,7 @@ class ServedModel(Protocol):
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Whether the logits of labels (answer words) can be read inside a prompt, not only at its end.
-
-        Needed for a `LabelPrompt` of several pieces.
-        """
+        """Whether logits of labels (answer words) can be read inside a prompt. Needed for several `parts`."""
 
     def check_request(self, request: SignalRequest, /) -> None:
         """Raise UnsupportedSignal if the request needs something that the server does not return."""
@@ -200,10 +194,7 @@ class Runner(Protocol):
     """Splits questions into batches and processes them, on this machine or on a cluster."""
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]:
-        """Call `work` with each batch of questions and yield its results.
-
-        A batch may be processed twice after a failure, so `work` must be idempotent.
-        """
+        """Call `work` with each batch of questions, and yield its results. A failed batch may run twice."""
 
 
 class PassageFilter(Protocol):
@@ -232,9 +223,9 @@ class AnswerPair:
 
 @dataclass(frozen=True)
 class Belief:
-    """How probably the answers to a question without passages (closed) and with passages (open) are correct.
+    """Probabilities that the answers without passages (closed) and with passages (open) are correct.
 
-    An arbiter estimates this to choose one of them. If the probabilities are equal, the open-book answer is chosen.
+    With equal values, the open answer is chosen.
 
     Attributes:
         closed: Probability that the closed-book answer is correct.
@@ -253,19 +244,16 @@ class Belief:
 
 
 class Arbiter(Protocol):
-    """Chooses after retrieval between the answer without passages (closed-book) and with passages (open-book).
+    """Chooses between the answers without passages (closed-book) and with passages (open-book).
 
-    An arbiter is called only if the two answers differ. A subclass must implement `name`, `fingerprint` and `estimate`.
+    Subclasses implement `name`, `fingerprint` and `estimate`. It is called only if the answers differ.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def fingerprint(self) -> str:
-        """Hash that identifies the behavior of the arbiter.
-
-        A gate may be proven to lose few right answers with an arbiter. This holds only for an arbiter with this hash.
-        """
+        """Hash of the arbiter's behavior. A guarantee of a gate holds only for the same hash."""
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         """Estimate for each pair how probably each of the two answers is correct."""
@@ -298,8 +286,5 @@ class Arbiter(Protocol):
         return self
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether the arbiter is sure to choose an open-book answer (with passages) that begins with this text.
-
-        If so, the answer can be streamed to the user before it is complete.
-        """
+        """Return whether this beginning makes the answer with passages a sure choice. It can then be streamed."""
         return False

@@ -17,7 +17,7 @@ SYNTHETIC_KEY = "synthetic"  # key of `Question.meta` that marks a question writ
 
 
 class Signal(StrEnum):
-    """Kind of information about a question that an LLM can provide and a gate can need."""
+    """Kind of information from an LLM for a gate, such as log-probabilities."""
 
     DRAFT = "draft"  # beginning of the closed-book answer, which is given without passages
     LOGPROBS = "logprobs"  # log-probability, entropy and margin of the draft's tokens; implies a draft
@@ -87,9 +87,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LabelPrompt:
-    """Prompt that asks the LLM one or more questions with fixed answer words (labels), such as yes and no.
+    """Prompt with questions that have fixed answer words (labels), such as yes and no.
 
-    At the end of each piece of the prompt, the logits of the labels are read: how probably the LLM continues with each.
+    After each piece, the logits of the labels are read.
 
     Attributes:
         parts: Pieces of the text, such as ("Is it true? ", "yes. Is it new? "). Every piece except the first begins with
@@ -160,7 +160,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """Which signals to read from the LLM for a question. Signals that are not requested are not computed.
+    """Signals to read from the LLM for a question. Other signals are not computed.
 
     Attributes:
         draft_tokens: Maximum length of the draft in tokens; 0 for no draft.
@@ -194,11 +194,7 @@ class SignalRequest:
         return not (self.draft_tokens or self.layers or self.samples)
 
     def __or__(self, other: SignalRequest) -> SignalRequest:
-        """Combine two requests into one that reads all signals of both.
-
-        Lengths and numbers are the larger of the two. If only one value is possible, as for the seed, that of `self` is
-        used, or that of `other` if `self` has none.
-        """
+        """Combine two requests into one that reads all signals of both. The larger number wins."""
         return SignalRequest(
             draft_tokens=max(self.draft_tokens, other.draft_tokens),
             layers=tuple(sorted({*self.layers, *other.layers})),
@@ -349,10 +345,7 @@ class ArbiterChoice:
 
     @property
     def was_arbitrated(self) -> bool:
-        """Whether the arbiter was called and found one of the two answers more probably correct than the other.
-
-        It is not called if the two answers agree; both probabilities are None then.
-        """
+        """Whether the arbiter found one answer more probably correct. Both probabilities are None for equal answers."""
         return self.closed_probability != self.open_probability
 
 
@@ -386,10 +379,7 @@ class Answer:
 
     @property
     def open_text(self) -> str:
-        """Text of the answer with passages, also if an arbiter chose the answer without passages instead.
-
-        Without an arbiter there is only one answer, so this is `text`.
-        """
+        """Text of the answer with passages, even if the arbiter rejected it. Without an arbiter, this is `text`."""
         return self.text if self.choice is None else self.choice.open
 
     def __repr__(self) -> str:
@@ -407,21 +397,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class DecisionEvent:
-    """Event: the gate has decided. The decision in the final answer may have more notes, such as on retrieval."""
+    """Event: the gate has decided. The final answer may add notes to the decision."""
 
     decision: Decision
 
 
 @dataclass(frozen=True)
 class PassagesEvent:
-    """Event: passages for the LLM were retrieved. Another round of retrieval that changes them has its own event."""
+    """Event: passages for the LLM were retrieved. Another round of retrieval gives another event."""
 
     passages: tuple[Passage, ...]
 
 
 @dataclass(frozen=True)
 class TextEvent:
-    """Event: the next piece of the answer, never empty. All pieces joined are the text of the answer."""
+    """Event: the next piece of the answer, never empty. All pieces joined are the answer."""
 
     text: str
 

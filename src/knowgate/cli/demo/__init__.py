@@ -31,9 +31,8 @@ class DemoOptions(Options):
 def demo(options: DemoOptions) -> None:
     """Take a tour of three minutes (on two cores).
 
-    It shows one question answered with and without a search; a stream of messages answered in three modes (never
-    searching, always searching, and as the gate decides); measured results of an 8B LLM; and what
-    to type next.
+    It answers one question with and without a search. Then it answers messages in three modes: never searching, always
+    searching, and as the gate decides. Last come measured results of an 8B LLM and commands to type next.
     """
     console = create_console()
     console.print(INTRODUCTION, style="bold")

@@ -30,7 +30,7 @@ def demo_folder() -> Path:
 
 
 def load_demo_messages(limit: int | None = None, name: str = MESSAGES_FILE) -> list[Question]:
-    """Load the messages of the demo in order. A follow-up comes after the message that it refers to.
+    """Load the messages of the demo in order. Follow-ups refer to earlier messages.
 
     Args:
         limit: Load only the first messages, at most this many.
@@ -41,7 +41,7 @@ def load_demo_messages(limit: int | None = None, name: str = MESSAGES_FILE) -> l
 
 @dataclass(frozen=True)
 class DelayedRetriever:
-    """Retriever that waits some seconds before each search, to imitate a hosted search service."""
+    """Retriever with a delay of some seconds, like a hosted search service."""
 
     inner: Retriever
     seconds: float
@@ -103,21 +103,16 @@ def sum_answers(answers: Sequence[Answer]) -> AnswerTotals:
 
 @dataclass(frozen=True)
 class DemoConversation:
-    """Conversation in which every message is answered in three modes: never searching, always, and as the gate decides.
+    """Conversation with every message answered in three modes.
 
-    Only the answers of the gated mode enter the history of the conversation.
+    The modes are never searching, always searching, and as the gate decides. Only gated answers enter the history.
     """
 
     pipelines: dict[str, AdaptiveRAG]
     conversation: Conversation
 
     def answer(self, message: Question) -> AnswersByMode:
-        """Answer a message in all three modes, and return the answers by mode.
-
-        The gated pipeline answers first. What it generated without passages (closed-book) is also the answer of the mode
-        `never`, and what it generated with passages (open-book) that of the mode `always`. Only if it generated no such
-        answer, the pipeline of that mode does.
-        """
+        """Answer a message in all three modes. Answers of the gated mode are reused for the other modes."""
         rewritten = self.conversation.rewrite(message.text)
         question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
         rag = self.pipelines[GATED]
@@ -129,10 +124,9 @@ class DemoConversation:
 
 
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
-    """Return the closed-book answer (without passages) that the gated mode generated; None if it generated none.
+    """Return the answer without passages from the gated mode, or None.
 
-    If the gate did not retrieve, that is its answer. If it did, that is the draft that it read before it decided,
-    unless the draft was cut off.
+    If the gate retrieved, the complete draft is used.
 
     Args:
         gated: The answer of the gated mode.
@@ -148,11 +142,7 @@ def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
 
 
 def extract_open_book_answer(gated: Answer) -> Answer | None:
-    """Return the open-book answer (with passages) that the gated mode generated; None if it gave the LLM no passages.
-
-    If an arbiter chose between the open-book and the closed-book answer, `gated.choice` holds both, and the open-book
-    one is returned even if the arbiter rejected it.
-    """
+    """Return the answer with passages from the gated mode, or None. It is returned even if the arbiter rejected it."""
     if not gated.passages:
         return None
     answer = replace(gated, text=gated.choice.open) if gated.choice else gated
@@ -160,10 +150,9 @@ def extract_open_book_answer(gated: Answer) -> Answer | None:
 
 
 def _keep_stages(answer: Answer, *stages: str) -> Answer:
-    """Return a copy of an answer without its draft, as if the pipeline had run only these stages.
+    """Return a copy of an answer with the times of these stages only.
 
-    The seconds of other stages are dropped, so that the times of two modes can be compared. The stages are 'read' (the
-    draft for the gate), 'retrieve', 'fit' (shorten passages to the prompt) and 'answer'.
+    Stages are 'read', 'retrieve', 'fit' and 'answer'.
     """
     seconds = {stage: duration for stage, duration in answer.seconds.items() if stage in stages}
     return replace(answer, seconds={**seconds, "total": sum(seconds.values())}, draft=None)

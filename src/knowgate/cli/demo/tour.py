@@ -77,10 +77,7 @@ class DemoPage:
         self.print_paragraph(f"{_format_verdict(decision)}: {decision.reason}", "the gate says")
 
     def print_row(self, message: Question, answers: comparison.AnswersByMode) -> None:
-        """Print a message, whether its answer is right in each mode, and what the gate decided.
-
-        For a follow-up, the standalone question that it was rewritten to is printed, too.
-        """
+        """Print a message, a mark for the answer of each mode, and the gate's decision."""
         gated = answers[comparison.GATED]
         *first_lines, last_line = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
         for line in first_lines:
@@ -119,11 +116,7 @@ def _format_verdict(decision: Decision) -> str:
 
 
 def summarize_totals(totals: Mapping[str, comparison.AnswerTotals]) -> str:
-    """Summarize how many searches and seconds the gate saved compared with always searching.
-
-    Also say how many right answers it gave more or fewer than always searching. If the gate was slower, a note explains
-    why.
-    """
+    """Summarize the searches, seconds and right answers of the gate, compared with always searching."""
     always, gated = totals[comparison.ALWAYS], totals[comparison.GATED]
     saved = always.searches - gated.searches
     change = gated.right - always.right
@@ -159,7 +152,7 @@ class RecordedPoint:
 
 @dataclass(frozen=True)
 class DemoRecord:
-    """Recorded results of an 8B LLM behind an API, from `judge.json`, which `make results` writes.
+    """Recorded results of an 8B LLM, from `judge.json`.
 
     Attributes:
         predictions: File of predictions from which the results were computed.
@@ -182,15 +175,15 @@ class DemoRecord:
 
 
 def read_demo_record() -> DemoRecord:
-    """Read the recorded results that are part of the package."""
+    """Read the recorded results in the package."""
     file = comparison.demo_folder() / "judge.json"
     return read_record(DemoRecord, read_json(file), str(file))
 
 
 def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
-    """Yield the lines of a bar chart of the share of right answers: never, gated and always searching, and an arbiter.
+    """Yield the lines of a bar chart of right answers.
 
-    The longest possible bar stands for always choosing the better of the answers with and without passages (`oracle`).
+    A full bar is `oracle`: always choosing the better of both answers.
 
     Args:
         record: The recorded results.
@@ -209,12 +202,7 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 
 
 def summarize_record(record: DemoRecord) -> str:
-    """Summarize in two sentences how the gate compares with always searching.
-
-    The first sentence tells how many more right answers the gate gets, the second how many searches it saves. Both are
-    about the threshold with the fewest searches. If the gain there is not significant, the first sentence also tells
-    the gain at the next threshold where it is.
-    """
+    """Summarize the right answers gained and the searches saved by the gate, compared with always searching."""
     fewest_searches = record.points[0]  # points are sorted by their searches
     significant = [point for point in record.points if point.low > 0]
     described = [fewest_searches] if fewest_searches in significant else [fewest_searches, *significant[:1]]
@@ -286,10 +274,7 @@ def _get_wait_seconds(options: DemoOptions) -> float:
 
 
 def _load(options: DemoOptions) -> comparison.DemoConversation:
-    """Load the LLM, the gate and the index, and return a conversation with them.
-
-    One decision is made in advance, so that no measured time includes the start of the LLM.
-    """
+    """Load the LLM, the gate and the index into a conversation. A first decision warms up the LLM."""
     index = load_retriever(str(build_cached_index(comparison.demo_folder() / "handbook", "bm25")))
     retriever = comparison.DelayedRetriever(index, _get_wait_seconds(options))
     llm = load_model(options.model)

@@ -47,9 +47,7 @@ _OPEN_LOCK = threading.Lock()
 def open_postgres(
     address: DatabaseAddress, schema: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
 ) -> PostgresDatabase:
-    """Return the database at an address.
-
-    Calls with the same address and tables in one process return the same object, so they share its connections.
+    """Return the database at an address. Calls with the same address and tables share one object.
 
     Args:
         address: The address of the database.
@@ -66,7 +64,7 @@ def open_postgres(
 
 
 def _close_all() -> None:
-    """Close the databases that this process opened, but not those that it inherited by a fork."""
+    """Close the databases opened by this process. Databases inherited by a fork stay open."""
     for key, database in list(_OPEN.items()):
         process_id = key[0]
         if process_id == os.getpid():

@@ -53,7 +53,7 @@ class WriteTransaction:
 
 
 class PostgresDatabase:
-    """A PostgreSQL database. It connects, and creates or migrates its tables, when it is used first.
+    """A PostgreSQL database. The first use connects, and creates or upgrades the tables.
 
     Args:
         address: The address.
@@ -86,10 +86,9 @@ class PostgresDatabase:
                 raise migrations.translate_error(self.address, error) from None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query and return its rows. It uses question marks for the parameters `values`.
+        """Run a query with question marks for `values`, and return its rows.
 
-        To save time, the connection is not checked first. If it turns out to be lost, for instance because the server
-        was restarted, the query is run once more on a connection that was checked.
+        After a lost connection, it runs once more.
         """
         try:
             with self._open_pool().connection() as connection:
@@ -104,11 +103,7 @@ class PostgresDatabase:
             return connection.execute(to_psycopg_query(query), list(values)).fetchall()
 
     def write(self, work: Callable[[WriteTransaction], Result]) -> Result:
-        """Call `work` in a transaction and return its result.
-
-        If the transaction conflicts with another one, it is rolled back and `work` is called again, up to
-        MAX_TRANSACTION_TRIES times. `work` must therefore have no effects outside of the database.
-        """
+        """Call `work` in a transaction and return its result. After a conflict, `work` is called again."""
         for tries_left in reversed(range(MAX_TRANSACTION_TRIES)):
             try:
                 with self._get_live_connection() as connection, connection.transaction():
@@ -137,7 +132,7 @@ class PostgresDatabase:
     def execute_outside_transaction(
         self, statements: Sequence[str], on_warning: Callable[[str], None], lock: str = ""
     ) -> bool:
-        """Run statements one by one without a transaction, as VACUUM and concurrent index builds require.
+        """Run statements one by one without a transaction. VACUUM requires this.
 
         Args:
             statements: The statements.
@@ -165,11 +160,7 @@ class PostgresDatabase:
                 connection.close()  # drops its session settings and locks
 
     def vacuum(self, tables: Sequence[str], on_warning: Callable[[str], None]) -> None:
-        """Remove deleted rows from the files of the database, so that no traces of them are left.
-
-        Only small tables are rewritten completely. For large tables and on failure, `on_warning` is called with a
-        message that says what is left to do.
-        """
+        """Remove deleted rows from the database files. `on_warning` is told what could not be removed."""
         for table in tables:
             is_small = self.read("SELECT pg_total_relation_size(?) <= ?", [table, SMALL_TABLE_BYTES])[0][0]
             statement = f"VACUUM (FULL) {table}" if is_small else f"VACUUM {table}"
@@ -185,7 +176,10 @@ class PostgresDatabase:
                 )
 
     def _try_lock(self, connection: Connection, lock: str) -> bool:
-        """Try to take a lock for the lifetime of the connection, without waiting; return whether it succeeded."""
+        """Try to take a lock without waiting, and return whether it succeeded.
+
+        The lock lasts as long as the connection.
+        """
         name = f"{self.address.schema}/{lock}"
         row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [name]).fetchone()
         return bool(row and row[0])
@@ -201,10 +195,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def _get_live_connection(self) -> Iterator[Connection]:
-        """Take a connection from the pool that was checked to work, and put it back at the end of the block.
-
-        After a restart of the server, all connections of the pool are dead and are replaced.
-        """
+        """Lend a working connection from the pool. Dead connections are replaced first."""
         pool = self._open_pool()
         connection = pool.getconn()
         try:
@@ -239,7 +230,7 @@ class PostgresDatabase:
             return self._pool
 
     def _prepare(self, connection: Connection) -> None:
-        """Create or upgrade the tables; does nothing for tables that knowgate does not manage."""
+        """Create or upgrade the tables, if knowgate manages them."""
         if self.schema is None:
             return
         try:
@@ -249,10 +240,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[Connection]:
-        """Open a connection without the pool.
-
-        If the database cannot be reached, the pool would report only a timeout, but this connection reports the reason.
-        """
+        """Open a connection without the pool. Unlike the pool, it reports the reason of a failure."""
         try:
             connection = psycopg.connect(self.address.conninfo, **self._connect_options)
         except (psycopg.Error, UnicodeError, ValueError) as error:
@@ -262,20 +250,20 @@ class PostgresDatabase:
 
     @property
     def _connect_options(self) -> dict[str, Any]:
-        """Options for new connections: defaults for what the address does not set, and autocommit mode."""
+        """Options for new connections. The address overrides the defaults."""
         defaults = {"application_name": "knowgate", "connect_timeout": str(int(CONNECT_TIMEOUT))}
         missing = {name: value for name, value in defaults.items() if f"{name}=" not in self.address.conninfo}
         return {**missing, "autocommit": True}
 
     def _configure(self, connection: Connection) -> None:
-        """Prepare a new connection: make it use the schema of the address, and apply the settings."""
+        """Prepare a new connection: set its schema and settings."""
         if self.schema is not None:
             migrations.set_search_path(connection, self.address)
         for name, value in self.settings:
             connection.execute("SELECT set_config(%s, %s, false)", [name, value])
 
     def close(self) -> None:
-        """Close all connections. The database can still be used: the next query opens a new pool."""
+        """Close all connections. A later query opens new ones."""
         with self._lock:
             pool = self._pool
             self._pool = None

@@ -34,7 +34,7 @@ MIN_PGVECTOR_VERSION = (0, 8)  # older versions lack iterative scans and find to
 
 
 def translate_error(address: DatabaseAddress, error: Exception) -> KnowgateError:
-    """Convert an error of psycopg to a KnowgateError that says what is wrong and what to do."""
+    """Convert a psycopg error to a KnowgateError with advice."""
     database = address.redacted
     message = _get_message(address, error)
     if isinstance(error, PoolTimeout):
@@ -76,7 +76,7 @@ def make_connection_error(address: DatabaseAddress, error: Exception) -> Knowgat
 
 
 def make_schema_error(address: DatabaseAddress, problem: str) -> KnowgateError:
-    """Make the error for a schema whose tables do not match their recorded version."""
+    """Make the error for tables that do not match their recorded version."""
     return ArtifactError(
         f"the schema '{address.schema}' of {address.redacted} is inconsistent, as after an interrupted migration: "
         f"{problem}. It was not changed. Restore it from a backup, or choose another schema with ?schema=NAME."
@@ -84,14 +84,14 @@ def make_schema_error(address: DatabaseAddress, problem: str) -> KnowgateError:
 
 
 def _get_message(address: DatabaseAddress, error: Exception) -> str:
-    """Return the first line of a server's error message, without secrets. Later lines only contain hints."""
+    """Return the first line of a server's error message, without secrets."""
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     lines = str(primary or error).strip().splitlines() or [type(error).__name__]
     return address.redact(lines[0])[:MAX_SERVER_MESSAGE_CHARS]
 
 
 def set_search_path(connection: Connection, address: DatabaseAddress) -> None:
-    """Make a connection find tables in the schema of the address, and types in the schema of pgvector."""
+    """Set where a connection looks for tables and for pgvector types."""
     row = connection.execute(
         "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
     ).fetchone()
@@ -174,10 +174,8 @@ def _check_tables(connection: Connection, address: DatabaseAddress, schema: Tabl
 
 
 def _get_columns(connection: Connection, address: DatabaseAddress) -> dict[str, set[str]]:
-    """Return the column names of each table in the schema.
-
-    The query uses pg_class, because information_schema hides tables on which the user has no permissions.
-    """
+    """Return the column names of each table in the schema."""
+    # information_schema would hide tables on which the user has no permissions.
     rows = connection.execute(
         "SELECT c.relname, a.attname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "

@@ -30,7 +30,7 @@ INSERT_ENTRY = """INSERT INTO entries
 
 
 class KnowledgeLabel(StrEnum):
-    """Whether the LLM knows the answer. Questions whose answers change over time have a label of their own."""
+    """Whether the LLM knows the answer. Answers that change over time have their own label."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -38,7 +38,7 @@ class KnowledgeLabel(StrEnum):
 
 
 class RetrievalOutcome(StrEnum):
-    """How retrieval changed the answer of the LLM: made it better, worse, or left it the same."""
+    """How retrieval changed the answer of the LLM: better, worse or the same."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -46,7 +46,7 @@ class RetrievalOutcome(StrEnum):
 
 
 class LabelSource(StrEnum):
-    """Where a label (whether the LLM knows the answer) comes from, from most to least trusted."""
+    """Where a label comes from, from most to least trusted."""
 
     HUMAN = "human"  # a person decided
     GOLD = "gold"  # the answer was compared with a gold answer
@@ -59,7 +59,7 @@ SOURCE_WEIGHTS = {LabelSource.HUMAN: 1.0, LabelSource.GOLD: 1.0, LabelSource.JUD
 
 @dataclass(frozen=True)
 class HistoryScope:
-    """The model, prompts and tenant that labels belong to; labels of other scopes are never mixed in.
+    """The model, prompts and tenant of labels. Labels of different scopes are never mixed.
 
     Attributes:
         model: Fingerprint of the model.
@@ -74,7 +74,7 @@ class HistoryScope:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A logged question with its label. A newer entry of the same question, scope and source replaces it.
+    """A logged question with its label. Each question has one entry per scope and source.
 
     Attributes:
         label: Whether the LLM knows the answer.
@@ -133,7 +133,7 @@ def entry_to_record(entry: LogEntry) -> dict[str, Any]:
 
 
 def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
-    """Parse a JSON object that `history export` printed; raises BadInput if it is invalid.
+    """Parse a JSON object of `history export` into a log entry.
 
     Args:
         record: JSON object. Labels without a source count as given by a person.
@@ -151,15 +151,15 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
 
 
 def entry_from_row(row: Sequence[Any]) -> LogEntry:
-    """Parse a row of the SQL table, whose values are in the order of `COLUMNS`.
+    """Parse a row of the SQL table, with values in the order of `COLUMNS`.
 
-    Raises BadInput for an invalid value, because SQLite does not check the types of stored values.
+    SQLite does not check types, so this does.
     """
     return _parse_values(_drop_empty(dict(zip(COLUMNS, row, strict=True))), f"entry {row[0]}")
 
 
 def entry_to_row(entry: LogEntry) -> list[Any]:
-    """Convert an entry to the values of the SQL statement `INSERT_ENTRY`. The caller appends the last, the vector."""
+    """Convert an entry to values for `INSERT_ENTRY`. The caller appends the vector."""
     scope = entry.scope
     outcome = None if entry.outcome is None else entry.outcome.value
     names = [entry.key, entry.question, entry.label.value, outcome, entry.source.value]

@@ -66,10 +66,7 @@ EXACT_SCOPE_ROWS = 5_000  # reading and sorting 3,000 vectors of 384 numbers tak
 
 
 class HnswIndex:
-    """The HNSW index of a log, built in a thread when a search first needs it.
-
-    One process builds it, while others read and write. An interrupted build is started again.
-    """
+    """The HNSW (vector search) index of a log. A thread builds the index when a search first needs it."""
 
     def __init__(self, database: PostgresDatabase):
         self._database = database
@@ -79,10 +76,7 @@ class HnswIndex:
 
     @property
     def is_ready(self) -> bool:
-        """Whether searches can use the index now. If it does not exist yet, the first access starts to build it.
-
-        It is built in a thread, so this never waits. If the build is impossible, the result stays False.
-        """
+        """Whether searches can use the index now. The first access starts a thread to build a missing index."""
         if self._is_ready:
             return True
         if self._has_given_up:
@@ -104,11 +98,7 @@ class HnswIndex:
         return bool(rows and rows[0][0])
 
     def _build(self) -> None:
-        """Build the index, unless another process has built it. Runs in a thread.
-
-        Gives up if the log is empty, if its vectors are too long for pgvector's index, or if the database reports an
-        error. Searches then stay exact, which is slower.
-        """
+        """Build the index, if no other process has built it. After a failure, searches stay exact and slow."""
         try:
             rows = self._database.read("SELECT value FROM meta WHERE key = 'width'")  # the length of a vector
             self._has_given_up = not rows or int(rows[0][0]) > MAX_HNSW_WIDTH
@@ -121,7 +111,7 @@ class HnswIndex:
 
 
 class PostgresHistory(store.HistoryStore):
-    """A history log in PostgreSQL: earlier questions, each with whether the LLM knew the answer.
+    """A history log in PostgreSQL: earlier questions, labeled as known or unknown.
 
     Args:
         address: 'postgresql://USER@HOST/DATABASE?schema=NAME'; the default schema is `knowgate`.
@@ -160,7 +150,7 @@ class PostgresHistory(store.HistoryStore):
             rows.append([*values, format_vector(vector)])
 
         def insert(transaction: WriteTransaction) -> None:
-            """Insert all rows, and record which embedding their vectors come from."""
+            """Insert all rows, and record the embedding of their vectors."""
             self._record_embedding(transaction)
             self._set_width(transaction, len(vectors[0]))
             transaction.executemany(INSERT_ENTRY, rows)
@@ -168,10 +158,7 @@ class PostgresHistory(store.HistoryStore):
         self._database.write(insert)
 
     def _set_width(self, transaction: WriteTransaction, width: int) -> None:
-        """Declare the length of the vectors when the first entry is added, because pgvector's index needs it.
-
-        It depends on the embedding model, so it is not known when the table is created.
-        """
+        """Declare the length of the vectors when the first entry is added. The HNSW index needs this length."""
         result = transaction.execute("INSERT INTO meta VALUES ('width', ?) ON CONFLICT DO NOTHING", [str(width)])
         if result.rowcount:
             transaction.execute(f"ALTER TABLE entries ALTER COLUMN vector TYPE vector({width:d})")
@@ -186,10 +173,7 @@ class PostgresHistory(store.HistoryStore):
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]:
-        """Find the k logged questions that are most similar to each question.
-
-        The question itself, expired entries and entries with an excluded label are left out.
-        """
+        """Find the k most similar logged questions for each question. Expired and excluded entries are left out."""
         check_k(k)
         size = self._estimate_size(scope)
         if not size:
@@ -202,10 +186,7 @@ class PostgresHistory(store.HistoryStore):
         ]
 
     def _estimate_size(self, scope: HistoryScope) -> int:
-        """Count the entries of a scope, but stop at `exact_rows` + 1, because counting more would be slow.
-
-        The caller only needs to know whether there are more. Scopes that once had more are remembered.
-        """
+        """Count the entries of a scope, up to `exact_rows` + 1. Counting more would be slow."""
         if scope not in self._large_scopes:
             query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {store.IN_SCOPE} LIMIT ?) AS few"
             size = int(self._database.read(query, [*self._scope_values(scope), self._exact_rows + 1])[0][0])
@@ -223,7 +204,7 @@ class PostgresHistory(store.HistoryStore):
         exclude: Collection[KnowledgeLabel],
         is_exact: bool,
     ) -> tuple[Neighbor, ...]:
-        """Find the k logged questions that are most similar to a question.
+        """Find the k most similar logged questions.
 
         Args:
             question: The question.

@@ -37,7 +37,7 @@ LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
 
 
 class SqliteDatabase:
-    """Access to the SQLite file of a history log. The file is opened, or created, on first use."""
+    """Access to the SQLite file of a history log. The first use opens or creates the file."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -88,7 +88,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a write transaction in a `with` block: committed at its end, rolled back if it raises."""
+        """Run a write transaction in a `with` block. An exception rolls the transaction back."""
         connection = self.connection()
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -117,7 +117,7 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
-    """Raise BadInput if the file is the database of another program, before anything is written to it."""
+    """Raise BadInput if the file is the database of another program."""
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     columns = {row[1] for row in connection.execute("PRAGMA table_info(entries)")}
     if tables and ("meta" not in tables or columns != ENTRY_COLUMNS):
@@ -125,7 +125,7 @@ def _check_schema(connection: sqlite3.Connection) -> None:
 
 
 def explain_log_error(path: Path, error: Exception) -> KnowgateError:
-    """Convert an error of SQLite to a readable one: the disk is full, another process writes, or the file is damaged."""
+    """Convert an SQLite error to a readable one, such as a full disk or a damaged file."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits hold an extended code
     cause = " ".join(str(error).split()).rstrip(".")  # sqlite quotes lines of a broken schema
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):

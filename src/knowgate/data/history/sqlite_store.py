@@ -38,7 +38,7 @@ MAX_VECTOR_VALUE = 1e15  # unit vectors have no value above 1
 
 
 class SqliteHistory(HistoryStore):
-    """A history log in an SQLite file: earlier questions, each with whether the LLM knew the answer.
+    """A history log in an SQLite file: earlier questions, labeled as known or unknown.
 
     Args:
         path: The file.
@@ -81,10 +81,9 @@ class SqliteHistory(HistoryStore):
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]:
-        """Find the k logged questions that are most similar to each question.
+        """Find the k most similar logged questions for each question.
 
-        The question itself, expired entries and entries with an excluded label are left out. So more than k entries
-        (`depth`) are searched, and the search is repeated with more of them until k are left.
+        The search goes deeper until k usable entries are found.
         """
         check_k(k)
         if not self._database.read(f"SELECT 1 FROM entries WHERE {IN_SCOPE} LIMIT 1", self._scope_values(scope)):
@@ -111,9 +110,9 @@ class SqliteHistory(HistoryStore):
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
-        """Return the vector index of a scope, after adding new rows of the table to it and dropping deleted ones.
+        """Return the vector index of a scope, after adding new rows and dropping deleted ones.
 
-        Other processes may have changed the table since the last update.
+        Other processes may have changed the table.
         """
         n_deletions = self._read_meta("deletions")  # read before the rows, so that no later deletion is missed
         if scope not in self._indexes:
@@ -133,12 +132,9 @@ class SqliteHistory(HistoryStore):
         return index
 
     def _create_index(self, scope: HistoryScope) -> VectorIndex:
-        """Create the index of a scope. A stored faiss index is used if it belongs to this log.
+        """Create the vector index of a scope, or open the stored one.
 
-        The log and its index have the same random stamp, which tells whether they belong together.
-
-        Without a stored index, memory is reserved for all rows at once, because growing arrays of 1.5 GB (a million
-        rows) would copy them.
+        Equal random stamps show that log and index belong together.
         """
         width = len(self.embed(["width"])[0])  # vectors of all texts have the same length
         # The highest id that the log has ever used; the newest entry may have been deleted.
@@ -157,7 +153,7 @@ class SqliteHistory(HistoryStore):
     # --- rows -------------------------------------------------------------------------------------
 
     def _parse_vectors(self, blobs: Sequence[Any], width: int | None = None) -> Vector:
-        """Parse stored vectors, which must all have the same length.
+        """Parse stored vectors of equal length.
 
         Args:
             blobs: The stored values, four bytes per number.
@@ -181,10 +177,9 @@ class SqliteHistory(HistoryStore):
 def _select_neighbors(
     question: str, hits: Sequence[Hit], entries: Mapping[int, LogEntry], exclude: Collection[KnowledgeLabel]
 ) -> tuple[Neighbor, ...]:
-    """Convert the hits of a vector search to neighbors of a question, in the same order.
+    """Convert the hits of a vector search to neighbors of a question.
 
-    Left out are the question itself, entries that expired or were deleted, and entries with an excluded label. If
-    several entries have the same question, the one whose label is trusted most is kept.
+    The question itself and unusable entries are left out.
     """
     own_key = question_key(question)
     now = time.time()

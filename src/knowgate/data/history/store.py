@@ -38,7 +38,7 @@ INSERT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
 
 
 class SqlDatabase(Protocol):
-    """A database (an SQLite file or PostgreSQL) that runs read queries and write transactions."""
+    """A database (SQLite or PostgreSQL) with read queries and write transactions."""
 
     @property
     def path(self) -> Path | str: ...
@@ -47,9 +47,9 @@ class SqlDatabase(Protocol):
 
 
 class HistoryStore:
-    """A log of labeled questions with nearest-neighbor search; several processes may write to it.
+    """A log of labeled questions with nearest-neighbor search.
 
-    This base class does everything that SQLite and PostgreSQL do with the same SQL.
+    Several processes may write to the log. This base class has the SQL that SQLite and PostgreSQL share.
 
     Attributes:
         vector_column: SQL expression that reads a vector.
@@ -83,14 +83,14 @@ class HistoryStore:
         return self._read_meta(FINGERPRINT_KEY)
 
     def embed(self, questions: Sequence[str]) -> Vector:
-        """Embed questions; raises BadSetting if the log was filled with another embedding."""
+        """Embed questions, after checking the embedding of the log."""
         if not self._is_embedder_checked:
             self._check_embedding(self.embedding_fingerprint)
         return self._embedder.embed(list(questions))
 
     @cached_property
     def _embedder(self) -> Embedder:
-        """The embedding in use: the given one, else that of the log, else the default. Loaded on first use."""
+        """The given embedding, or that of the log, or the default. Loaded on first use."""
         if self._given_embedder is None or isinstance(self._given_embedder, str):
             return load_embedder(self._given_embedder or self.embedding_name or DEFAULT_EMBEDDER)
         return self._given_embedder
@@ -101,7 +101,7 @@ class HistoryStore:
         return self._embedder.spec if isinstance(self._embedder, SentenceEmbedder | RemoteEmbedder) else ""
 
     def _record_embedding(self, transaction: Any) -> None:
-        """Record which embedding the log is filled with. If another one is recorded already, raise BadSetting."""
+        """Record the embedding of the log. Another recorded embedding is an error."""
         # INSERT_META does nothing if the key exists, so the fingerprint that is then read may be an older one.
         transaction.execute(INSERT_META, [FINGERPRINT_KEY, self._embedder.fingerprint])
         self._check_embedding(transaction.execute(SELECT_META, [FINGERPRINT_KEY]).fetchone()[0])
@@ -109,7 +109,7 @@ class HistoryStore:
             transaction.execute(INSERT_META, [NAME_KEY, self._embedder_name])
 
     def _check_embedding(self, stored: str | None) -> None:
-        """Raise BadSetting if the log was filled with another embedding than the one in use.
+        """Raise BadSetting if the log was filled with another embedding.
 
         Args:
             stored: Fingerprint of the embedding that the log was filled with; None for an empty log.
@@ -135,7 +135,7 @@ class HistoryStore:
     # --- writing ----------------------------------------------------------------------------------
 
     def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Add entries to the log. An entry replaces an earlier one with the same question, scope and source.
+        """Add entries to the log. Older entries with the same question, scope and source are replaced.
 
         Args:
             entries: The entries.
@@ -152,7 +152,7 @@ class HistoryStore:
         return len(entries)
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
-        """Delete entries for good: they are also erased from the files of the log, with their vectors.
+        """Delete entries for good, with their vectors and their traces in files.
 
         Args:
             ids: Delete the entries with these ids.
@@ -167,7 +167,7 @@ class HistoryStore:
         return n_deleted
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete entries that are of no use any more, and return their number.
+        """Delete expired or outdated entries, and return their number.
 
         Args:
             now: Delete entries that expire at or before this Unix time; None for the current time.
@@ -183,7 +183,7 @@ class HistoryStore:
     def _delete(self, condition: str, values: Sequence[Any]) -> int:
         """Delete the rows that match an SQL condition, and return their number.
 
-        The database may keep the data of deleted rows in its files. `_erase` removes it there.
+        `_erase` removes leftover data from the database files.
         """
         with self._database.transaction() as transaction:
             rows = transaction.execute(f"SELECT id FROM entries WHERE {condition}", values).fetchall()
@@ -195,9 +195,7 @@ class HistoryStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
-        """Yield entries, newest first.
-
-        They are read in pages of at most `PAGE_ROWS` rows: each query continues below the lowest id read so far.
+        """Yield entries, newest first, read in pages of `PAGE_ROWS` rows.
 
         Args:
             scope: Yield only the entries of this model, prompts and tenant; None for all.
@@ -239,10 +237,7 @@ class HistoryStore:
         return int(self._database.read(query, self._scope_values(scope))[0][0])
 
     def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]:
-        """Return how retrieval changed the answers in a scope, with the vectors of the questions.
-
-        Entries without outcome and expired entries are left out.
-        """
+        """Return the recorded effects of retrieval in a scope, with the vectors of the questions."""
         condition = f"{IN_SCOPE} AND outcome IS NOT NULL AND {NOT_EXPIRED}"
         query = f"SELECT outcome, {self.vector_column} FROM entries WHERE {condition} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])
@@ -253,10 +248,9 @@ class HistoryStore:
     def sample(
         self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions of a scope at random, for use when no similar questions are known (cold start).
+        """Draw k logged questions of a scope at random.
 
-        They have similarity 0. Expired entries and entries with an excluded label are left out. The same seed draws the
-        same questions as long as the log does not change.
+        Used as examples when no similar questions are known (cold start).
         """
         query = f"SELECT id, label FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])
@@ -268,13 +262,13 @@ class HistoryStore:
         return tuple(deduplicate_neighbors(candidates)[:k])
 
     def _load_entries(self, ids: Iterable[int]) -> dict[int, LogEntry]:
-        """Load entries by row id; deleted ones are missing in the result."""
+        """Load entries by row id, without deleted ones."""
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {self.has_listed_id}"
         rows = self._database.read(query, [json.dumps(list(ids))])
         return {row[0]: self._parse_entry(row) for row in rows}
 
     def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
-        """Parse a row of the table; an invalid row raises the error of a damaged log."""
+        """Parse a row of the table. An invalid row means a damaged log."""
         try:
             return entry_from_row(row)
         except BadInput as error:
@@ -288,10 +282,7 @@ class HistoryStore:
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]:
-        """Find the k logged questions that are most similar to each question.
-
-        The question itself, expired entries and entries with an excluded label are left out.
-        """
+        """Find the k most similar logged questions for each question. Expired and excluded entries are left out."""
         raise NotImplementedError
 
     def _write(self, entries: Sequence[LogEntry], vectors: Vector) -> None:
@@ -314,9 +305,7 @@ class HistoryStore:
 
 
 def copy_history(source: HistoryStore, target: HistoryStore) -> int:
-    """Copy all entries of a log into another log; entries that exist in the target are replaced.
-
-    The vectors are copied, too. If the target uses another embedding, they are computed again.
+    """Copy all entries of a log into another log. If the embeddings differ, the vectors are computed again.
 
     Returns:
         The number of copied entries.
@@ -331,7 +320,7 @@ def copy_history(source: HistoryStore, target: HistoryStore) -> int:
 
 
 def deduplicate_neighbors(candidates: Iterable[tuple[LogEntry, float]]) -> list[Neighbor]:
-    """Keep one neighbor per question: the entry whose label is trusted most."""
+    """Keep one neighbor per question: the entry with the most trusted label."""
     by_key: dict[str, Neighbor] = {}
     for entry, similarity in candidates:
         earlier = by_key.get(entry.key)

@@ -88,7 +88,7 @@ class AnnManifest:
 
 @dataclass(frozen=True, eq=False)
 class AnnIndex:
-    """An approximate index: an inverted file of faiss (IVF-Flat) whose rows have ids."""
+    """An approximate faiss index (IVF-Flat). Each row has an id."""
 
     manifest: AnnManifest
     index: Any = field(repr=False)
@@ -97,10 +97,9 @@ class AnnIndex:
         return int(self.index.ntotal)
 
     def nearest(self, query: Vector, k: int) -> list[Hit]:
-        """Return the row id and cosine similarity of the k nearest rows, nearest first.
+        """Return the row id and cosine similarity of the k nearest rows.
 
-        faiss has divided the rows into lists of similar rows, and searches only the lists nearest to the query. The
-        candidates that it finds are scored again as in exact search, so that both give equal similarities.
+        The candidates from faiss are scored again, exactly.
         """
         faiss = _import_faiss()
         # Search as many lists as hold `MIN_PROBED_ROWS` rows, and at least four rows for each hit.
@@ -117,18 +116,14 @@ class AnnIndex:
 
 
 def _import_faiss() -> Any:
-    """Import faiss as an untyped module, because its type hints lack many overloads."""
+    """Import faiss as an untyped module. Its type hints lack many overloads."""
     import faiss
 
     return faiss
 
 
 def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
-    """Open the stored faiss index of a log, without reading it into memory.
-
-    Returns None if faiss is not installed, or if the files are missing, damaged, or belong to another log. The caller can
-    then build the index again.
-    """
+    """Open the stored faiss index of a log, without reading it into memory. Return None if it cannot be used."""
     if not has_faiss():
         return None
     faiss = _import_faiss()
@@ -151,9 +146,7 @@ def _read_manifest(file: Path) -> AnnManifest:
 
 
 def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: AnnIndex | None = None) -> None:
-    """Store a new version of the faiss index: the rows of the older version, if there is one, and new rows.
-
-    faiss assigns every row to the nearest of some cluster centers (centroids), which are trained on the first version.
+    """Store a new version of the faiss index, with the old and the new rows.
 
     Args:
         location: Where to store it. The older file is not changed, so other processes can still read it.
@@ -171,7 +164,7 @@ def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: 
 
 
 def _store(location: IndexLocation, index: Any, last: int) -> None:
-    """Write the index under a new token, then the manifest, then remove older files.
+    """Write the index under a new token, then the manifest. Then remove older files.
 
     Args:
         location: Where to store it.
@@ -194,10 +187,7 @@ def _store(location: IndexLocation, index: Any, last: int) -> None:
 
 
 def erase_rows(folder: Path, ids: Sequence[int]) -> None:
-    """Remove rows from all stored indexes of a folder, so that deleted questions leave no vectors on disk.
-
-    Damaged indexes are skipped, because nobody can read them.
-    """
+    """Remove rows from all stored indexes of a folder. Deleted questions leave no vectors on disk."""
     for file in folder.glob("*.npy"):  # indexes of earlier versions
         file.unlink()
     if not has_faiss():
@@ -212,10 +202,10 @@ def erase_rows(folder: Path, ids: Sequence[int]) -> None:
 
 
 class VectorIndex:
-    """Finds the nearest vectors. Search is exact for few rows, and uses a faiss index on disk for many.
+    """Finds the nearest vectors.
 
-    Rows consist of an id and a unit vector, and are added with ascending ids. New rows stay in memory, until there are
-    so many that a thread moves them into the faiss index.
+    Few rows are searched exactly, and many with a faiss index on disk. New rows stay in memory until a thread moves
+    them into the faiss index.
 
     Args:
         width: Length of a vector.
@@ -275,18 +265,12 @@ class VectorIndex:
             self._size = end
 
     def keep(self, ids: set[int]) -> None:
-        """Keep only the rows with these ids in memory. Rows in the faiss index are not affected.
-
-        The rows are copied to new arrays, because a builder thread may still read the old ones.
-        """
+        """Keep only the rows with these ids in memory. Rows in the faiss index are not affected."""
         with self._lock:
             self._keep_rows(np.isin(self._ids[: self._size], list(ids)))
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
-        """Return the row id and cosine similarity of the k rows nearest to each query.
-
-        The nearest row comes first; equally near rows are in ascending order of their ids.
-        """
+        """Return the row id and cosine similarity of the k rows nearest to each query."""
         k = min(k, len(self))
         if k == 0:
             return [[] for _ in queries]
@@ -308,7 +292,7 @@ class VectorIndex:
             builder.join()
 
     def _start_builder(self) -> None:
-        """Build the faiss index in a thread if there are enough rows; a million rows take about a minute."""
+        """Build the faiss index in a thread if there are enough rows."""
         if self._location is None or self._builder is not None or not self._has_many_rows():
             return
         self._builder = threading.Thread(target=self._build, args=(self._location,), daemon=True)
@@ -318,11 +302,7 @@ class VectorIndex:
         return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
 
     def _build(self, location: IndexLocation) -> None:
-        """Build the faiss index on disk, or add the rows in memory to it. Runs in a thread.
-
-        Other processes may share the file. If one of them has written it already, its version is opened. If one is just
-        writing it, nothing is written here.
-        """
+        """Build the faiss index on disk, or add the rows in memory to it. Another process may be faster."""
         try:
             self._reopen(location)  # another process may have built it
             if self._has_many_rows():
@@ -338,7 +318,7 @@ class VectorIndex:
             self._builder = None
 
     def _write(self, location: IndexLocation) -> None:
-        """Write a new version of the faiss index: the stored one, plus the rows in memory that it lacks."""
+        """Write a new version of the faiss index, with the rows in memory added."""
         stored = open_ann_index(location, self.width)
         with self._lock:
             ids, vectors = self._get_rows()
@@ -346,7 +326,7 @@ class VectorIndex:
         write_ann_index(location, ids[first:], vectors[first:], stored)
 
     def _reopen(self, location: IndexLocation) -> None:
-        """Open the index on disk if it is newer than the open one. Drop the rows that it contains from memory."""
+        """Open the index on disk if it is newer. Rows in the index are dropped from memory."""
         ann = open_ann_index(location, self.width)
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return
@@ -359,7 +339,7 @@ class VectorIndex:
         return self._ids[: self._size], self._vectors[: self._size]
 
     def _keep_rows(self, is_kept: NDArray[np.bool_]) -> None:
-        """Keep only the rows in memory that the mask selects."""
+        """Keep only the rows in memory with True in the mask."""
         ids, vectors = self._get_rows()
         self._ids = ids[is_kept]
         self._vectors = vectors[is_kept]

@@ -65,10 +65,7 @@ def load_questions(spec: str, limit: int | None = None) -> list[Question]:
 
 
 def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Question]:
-    """Load the questions of a data spec, or check a list of `Question` objects.
-
-    Questions of a list that have no id get their number, counted from 1.
-    """
+    """Load the questions of a data spec, or check a list of `Question` objects. Missing ids become numbers from 1."""
     if isinstance(data, str):
         return load_questions(data, limit)
     if limit is not None:
@@ -106,7 +103,7 @@ def describe_data(data: QuestionSource) -> str:
 
 
 def guess_data_spec(name: str) -> str:
-    """Convert a file name to a data spec by its suffix: 'a.csv' becomes 'csv:a.csv'. A spec is returned as it is."""
+    """Convert a file name to a data spec. Example: 'a.csv' becomes 'csv:a.csv'."""
     kind, _ = split_spec(name)
     if kind in DATASETS or kind in find_plugins(PLUGIN_GROUP):
         return name

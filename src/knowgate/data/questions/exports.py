@@ -43,7 +43,7 @@ MAPPINGS = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "p
 
 
 def _read_export(source: str, value: str) -> Iterator[Question]:
-    """Read the runs, traces or spans that a tool exported.
+    """Read exported runs, traces or spans as questions.
 
     Args:
         source: Name of the tool: 'langsmith', 'langfuse' or 'phoenix'.
@@ -70,10 +70,7 @@ def read_phoenix(value: str) -> Iterator[Question]:
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (location, record) for each record of an exported file. The location is for error messages.
-
-    The suffix of the file decides its format; files with an unknown suffix are read as JSON Lines.
-    """
+    """Yield (location, record) for each record of an exported file. The location is for error messages."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from read_parquet_rows(path)
@@ -86,7 +83,7 @@ def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (location, record) for each object of a JSON list, or of a list in a field such as 'data' or 'runs'."""
+    """Yield (location, record) for each object of a JSON list. The list may be in a field such as 'data'."""
     content = read_json(path)
     if isinstance(content, dict):
         content = next((content[name] for name in LIST_FIELDS if name in content), content)
@@ -99,7 +96,7 @@ def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_openai_batch(value: str) -> Iterator[Question]:
-    """Read the requests of an OpenAI batch as questions, and their results as recorded answers.
+    """Read the requests of an OpenAI batch as questions. The results are recorded answers.
 
     Args:
         value: 'REQUESTS?closed=RESULTS&open=RESULTS&gold=FILE': the file of requests, and optionally files with the
@@ -131,7 +128,7 @@ def read_openai_batch(value: str) -> Iterator[Question]:
 
 
 def _read_results(file: str) -> Iterator[tuple[str, str]]:
-    """Yield the id and answer of each successful request; failed requests are skipped."""
+    """Yield the id and answer of each successful request."""
     path = find_file(file)
     for number, record in read_jsonl(path):
         response = record.get("response")
@@ -153,7 +150,7 @@ def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _get_request_id(record: dict[str, Any], where: str) -> str:
-    """Return the id of a request or result of an OpenAI batch. Raises BadInput if it has none."""
+    """Return the id of a request or result of an OpenAI batch."""
     request_id = record.get("custom_id")
     if not isinstance(request_id, str) or not request_id:
         raise BadInput(
@@ -170,7 +167,7 @@ ExtraFields = Mapping[str, Any]
 
 
 def read_extra_fields(spec: str) -> dict[str, ExtraFields]:
-    """Read the fields of each record of a data source that are not part of the question, such as scores and timings.
+    """Read the fields outside the question of each record, such as scores and timings.
 
     Args:
         spec: Data spec of JSON lines, a Parquet table, or an export. Other sources have no extra fields.
@@ -188,14 +185,14 @@ def read_extra_fields(spec: str) -> dict[str, ExtraFields]:
 
 
 def _read_jsonl_fields(file: str) -> Iterator[tuple[str, ExtraFields]]:
-    """Yield the id of each question of a JSONL file, with the fields that are not part of the question."""
+    """Yield the id and the extra fields of each question of a JSONL file."""
     for number, record in read_jsonl(expand_path(file)):
         question = records.parse_question(record, f"{file} line {number}", default_id=str(number))
         yield question.id, {key: field for key, field in record.items() if key not in QUESTION_FIELDS}
 
 
 def _read_export_fields(kind: str, value: str) -> Iterator[tuple[str, ExtraFields]]:
-    """Yield the id of each exported record with all its fields, and with its scores by name."""
+    """Yield the id, all fields and the scores of each exported record."""
     path, query = parse_file_spec(value)
     mapping = records.override_fields(MAPPINGS[kind], dict(parse_qsl(query)))
     for number, (_, record) in enumerate(read_export_records(path), start=1):
@@ -204,10 +201,7 @@ def _read_export_fields(kind: str, value: str) -> Iterator[tuple[str, ExtraField
 
 
 def read_scores(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect the scores of an exported record by name.
-
-    Each tool has a field of its own for them: Langfuse `scores`, Phoenix `annotations`, and LangSmith `feedback` or
-    `feedback_stats`, which holds averages.
+    """Collect the scores of an exported record by name. Langfuse, Phoenix and LangSmith each use other fields.
 
     Args:
         record: An exported trace, run or span.

@@ -54,7 +54,7 @@ def read_text_file(file: str) -> Iterator[Question]:
 
 
 def read_csv(value: str) -> Iterator[Question]:
-    """Read the questions of a CSV file with a header. `value` is the file, and perhaps options after a '?'."""
+    """Read the questions of a CSV file with a header. Example of `value`: 'FILE?question=q'."""
     path, query = parse_file_spec(value)
     options = records.parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
     if len(options.get("sep", ",")) != 1:
@@ -65,14 +65,14 @@ def read_csv(value: str) -> Iterator[Question]:
 
 
 def read_parquet(value: str) -> Iterator[Question]:
-    """Read the questions of a Parquet file. `value` is the file, and perhaps options after a '?'."""
+    """Read the questions of a Parquet file. Example of `value`: 'FILE?question=q'."""
     path, query = parse_file_spec(value)
     fields = records.override_fields(TABLE_FIELDS, records.parse_query_options(query, TABLE_OPTIONS, "parquet"))
     return records.convert_records(read_parquet_rows(path), fields)
 
 
 def read_benchmark(value: str) -> Iterator[Question]:
-    """Read the file NAME/SPLIT.jsonl.gz in the folder that the environment variable KNOWGATE_BENCH names.
+    """Read the file NAME/SPLIT.jsonl.gz in the folder KNOWGATE_BENCH.
 
     Raises:
         UnknownName: There is no such benchmark, or it has no such split.
@@ -89,7 +89,7 @@ def read_benchmark(value: str) -> Iterator[Question]:
 
 
 def find_benchmark_folder() -> Path:
-    """Return the folder that the environment variable KNOWGATE_BENCH names; raises if it is unset or no folder."""
+    """Return the folder in the environment variable KNOWGATE_BENCH."""
     value = os.environ.get(BENCHMARK_VARIABLE)
     if not value:
         raise BadSetting(
@@ -103,7 +103,7 @@ def find_benchmark_folder() -> Path:
 
 
 def find_file(name: str) -> Path:
-    """Return the path of a file; raises BadInput if it does not exist or is not a regular file."""
+    """Return the path of an existing regular file."""
     path = expand_path(name)
     if not path.exists():
         raise BadInput(f"there is no file {str(path)!r}. Check the path.")
@@ -112,7 +112,7 @@ def find_file(name: str) -> Path:
 
 
 def parse_file_spec(value: str) -> tuple[Path, str]:
-    """Split 'FILE?OPTIONS' into the path of the file and the text of the options; raises BadInput if there is no file."""
+    """Split 'FILE?OPTIONS' into the path and the text of the options."""
     file, _, query = value.partition("?")
     return find_file(file), query
 
@@ -161,7 +161,7 @@ def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, A
 
 
 def _detect_separator(path: Path) -> str:
-    """Return which of the usual separators (comma, semicolon, tab, bar) is most frequent in the first line."""
+    """Return the most frequent separator (comma, semicolon, tab, bar) of the first line."""
     with open_text(path, errors="replace") as file:
         header = file.readline(100_000)
     return max(",;\t|", key=header.count)

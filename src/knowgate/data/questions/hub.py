@@ -25,7 +25,7 @@ DEFAULT_OPTIONS = {
 
 
 def read_hub_dataset(value: str) -> Iterator[Question]:
-    """Read the questions of a Hugging Face data set; `value` is NAME?split=... with options after the '?'."""
+    """Read the questions of a Hugging Face data set. Example of `value`: 'NAME?split=test'."""
     name, _, query = value.partition("?")
     options = {**DEFAULT_OPTIONS, **parse_query_options(query, tuple(DEFAULT_OPTIONS), "hub")}
     for number, row in enumerate(_load_rows(name, options), start=1):
@@ -34,7 +34,7 @@ def read_hub_dataset(value: str) -> Iterator[Question]:
 
 
 def _load_rows(name: str, options: Mapping[str, str]) -> Any:
-    """Load the rows of a Hugging Face data set. Raises BadInput if that fails."""
+    """Load the rows of a Hugging Face data set."""
     try:
         return load_dataset(name, options["config"] or None, split=options["split"])
     except (OSError, ValueError, RuntimeError) as error:

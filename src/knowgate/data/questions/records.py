@@ -36,7 +36,7 @@ def read_question_file(path: Path) -> Iterator[Question]:
 
 @dataclass(frozen=True)
 class PassageRecord:
-    """A passage that comes with a question in a JSON record."""
+    """A passage of a question in a JSON record."""
 
     ignore_unknown: ClassVar[bool] = True
     text: str
@@ -116,7 +116,7 @@ def _check_choices(choices: tuple[str, ...], meta: Mapping[str, Any], where: str
 
 @dataclass(frozen=True)
 class FieldMapping:
-    """Names of the fields that may hold each part of a question, in order; the first one that is present is used.
+    """Names of the fields to try for each part of a question. The first present field is used.
 
     Attributes:
         question: Fields of the question.
@@ -134,7 +134,7 @@ class FieldMapping:
 
 
 def parse_query_options(query: str, known: Sequence[str], source: str) -> dict[str, str]:
-    """Parse the options after the '?' of a data spec, such as 'a=b&c=d'; raise BadSetting for unknown names."""
+    """Parse the options of a data spec, such as 'a=b&c=d'."""
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -143,13 +143,13 @@ def parse_query_options(query: str, known: Sequence[str], source: str) -> dict[s
 
 
 def override_fields(mapping: FieldMapping, options: Mapping[str, str]) -> FieldMapping:
-    """Replace fields of a mapping by those that the user named in the data spec."""
+    """Replace fields of a mapping by the fields named in the data spec."""
     fields = {name: (options[name],) for name in ("question", "answers", "id", "answer") if options.get(name)}
     return replace(mapping, split=options.get("split", mapping.split), **fields)
 
 
 def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: FieldMapping) -> Iterator[Question]:
-    """Convert records of other tools to questions. Their other text fields are stored in the `meta` of the question.
+    """Convert records of other tools to questions. Other text fields go into `meta`.
 
     Args:
         records: Pairs of a location, for error messages, and a record.
@@ -174,10 +174,7 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
 
 
 def find_field(record: Any, name: str) -> Any:
-    """Return a field of a record by its name, or by its path in nested records: 'outputs.answer'. None if missing.
-
-    A nested record may also be a text that contains JSON.
-    """
+    """Return a field of a record by its name or dotted path, such as 'outputs.answer'. None if missing."""
     if isinstance(record, Mapping) and name in record:
         return record[name]
     first, dot, rest = name.partition(".")
@@ -188,7 +185,7 @@ def find_field(record: Any, name: str) -> Any:
 
 
 def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
-    """Collect all texts of a record by name; a text in a nested record is named by its path, as in 'a.b'."""
+    """Collect all texts of a record by name. A nested text is named by its path, as in 'a.b'."""
     texts: dict[str, str] = {}
     for name, value in record.items():
         if isinstance(value, str):
@@ -199,11 +196,7 @@ def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -
 
 
 def extract_text(value: Any, depth: int = 0) -> str:
-    """Extract the text of a recorded value; "" if there is none.
-
-    The value may be a text, a number, a list of chat messages, or an object with a text in one of the `TEXT_FIELDS`. Of
-    a list, the last message counts; those of the system and of tools are ignored. `depth` counts the levels of nesting.
-    """
+    """Extract the text of a recorded value, or "". Of a list of chat messages, the last one counts."""
     value = parse_nested_json(value)
     if isinstance(value, str):
         return value
@@ -228,7 +221,7 @@ def extract_text(value: Any, depth: int = 0) -> str:
 
 
 def parse_nested_json(value: Any) -> Any:
-    """Parse a text that is itself JSON, as some tools record values; other values are returned unchanged."""
+    """Parse a text of JSON. Other values are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:
@@ -238,7 +231,7 @@ def parse_nested_json(value: Any) -> Any:
 
 
 def get_first_field(record: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the first field that is present and not empty; None if there is none."""
+    """Return the first present and non-empty field, or None."""
     for name in names:
         value = find_field(record, name)
         if value is not None and value != "":

@@ -32,7 +32,7 @@ def list_caveats(rows: Sequence[LabelRow]) -> list[str]:
 
 
 def describe_synthetic(n_synthetic: int, total: int) -> str:
-    """Describe how many questions are synthetic (written by an LLM); "" if none is."""
+    """Describe how many questions are synthetic (written by an LLM). "" if none is."""
     if not n_synthetic:
         return ""
     return (
@@ -52,9 +52,9 @@ TOKEN_STATISTICS = ("entropy", "margin")  # statistics that servers with only th
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Label rows (answered and graded questions), and columns with one value per row.
+    """Label rows (answered and graded questions), with columns of one value per row.
 
-    A column is computed when it is first used. Closed-book means answered without passages, open-book with passages.
+    Closed-book means answered without passages, and open-book with passages.
 
     Attributes:
         rows: Label rows, in memory or on disk.
@@ -133,7 +133,7 @@ class LabelColumns:
 
     @cached_property
     def loose_fingerprints(self) -> NDArray[np.str_]:
-        """Fingerprint of each question that ignores case, spaces and punctuation; "" for rows without text."""
+        """Fingerprint of each question, ignoring case, spaces and punctuation."""
         texts = (question.text for question in self.questions)
         return np.array([fingerprint_text_loosely(text) if text else "" for text in texts], dtype=np.str_)
 
@@ -154,7 +154,7 @@ class LabelColumns:
 
     @cached_property
     def answer_frequencies(self) -> NDArray[np.int64]:
-        """Number of passages in the corpus that contain a gold answer; -1 if not counted."""
+        """Number of passages in the corpus with a gold answer. -1 means not counted."""
         counts = [-1 if row.answer_frequency is None else row.answer_frequency for row in self.rows]
         return np.array(counts, dtype=np.int64)
 
@@ -174,10 +174,9 @@ class LabelColumns:
         return _share_equal(_list_token_statistics(reading) for reading in self.readings)
 
     def list_caveats(self) -> list[str]:
-        """List the warnings that a result on these rows needs; empty for real questions with gold answers.
+        """List warnings about results on these rows.
 
-        There is a warning if an LLM wrote questions (synthetic), and one if answers were graded by agreement: without a
-        gold answer, an answer counts as right if it equals the open-book answer (the one given with passages).
+        Examples: an LLM wrote the questions, or there are no gold answers.
         """
         total = len(self.rows)
         n_agreement = int(self.is_graded_by_agreement.sum())
@@ -202,7 +201,7 @@ ColumnsType = TypeVar("ColumnsType", bound=LabelColumns)
 
 
 def fill_columns(columns: ColumnsType, known: Mapping[str, NDArray[Any]]) -> ColumnsType:
-    """Set columns that are already computed, so that they are not computed again; returns the same object."""
+    """Set columns with known values, to avoid computing them."""
     vars(columns).update(known)  # a cached property takes its value from here
     return columns
 
@@ -212,14 +211,14 @@ def _is_right(answer: GradedAnswer | None) -> bool:
 
 
 def _get_final_answer(row: LabelRow) -> GradedAnswer | None:
-    """Return the open-book answer if it exists and was graded, else the closed-book answer."""
+    """Return the graded answer with passages, or else the answer without."""
     if row.open is not None and row.open.correct is not None:
         return row.open
     return row.closed
 
 
 def count_answer_tokens(answer: GradedAnswer | None) -> float:
-    """Return the length of an answer in tokens, or in words if tokens were not recorded; 0 without an answer."""
+    """Return the length of an answer in tokens. Words are counted if tokens were not recorded."""
     if answer is None:
         return 0.0
     if answer.tokens is not None:
@@ -228,11 +227,7 @@ def count_answer_tokens(answer: GradedAnswer | None) -> float:
 
 
 def _count_passage_tokens(row: LabelRow) -> float:
-    """Return how many tokens the passages add to the prompt.
-
-    That is the length of the open-book prompt (with passages) minus that of the closed-book prompt (without). A length
-    that was not recorded is estimated from the texts.
-    """
+    """Return how many tokens the passages add to the prompt. A length that was not recorded is estimated."""
     open_length = row.open.prompt_tokens if row.open else None
     closed_length: float | None = row.closed.prompt_tokens if row.closed else None
     if open_length is None:
@@ -248,7 +243,7 @@ def _list_token_statistics(reading: Reading) -> frozenset[str]:
 
 
 def _share_equal(values: Iterable[Hashable]) -> NDArray[np.object_]:
-    """Build a column whose equal values are one object, which saves memory: many rows have the same values."""
+    """Build a column with one shared object for equal values. This saves memory."""
     distinct: dict[Hashable, Hashable] = {}
     shared = [distinct.setdefault(value, value) for value in values]
     column = np.empty(len(shared), dtype=object)

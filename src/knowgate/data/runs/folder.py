@@ -41,10 +41,7 @@ def list_shards(folder: Path) -> Iterator[Path]:
 
 
 def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
-    """Write hidden states to a new shard file and return its name; an existing file is never overwritten.
-
-    The name contains the next free number and a hash of the content.
-    """
+    """Write hidden states to a new shard file and return its name."""
     data = save({name: np.ascontiguousarray(block) for name, block in states.items()})
     matches = [SHARD_NAME.fullmatch(path.name) for path in list_shards(folder)]
     number = max((int(match[1]) for match in matches if match), default=-1) + 1  # group 1 is the number of a shard
@@ -55,7 +52,7 @@ def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
 
 
 def read_shard(path: Path) -> dict[str, Vector]:
-    """Read and validate a shard, a file with hidden states of some rows of a run.
+    """Read and validate a shard (a file with hidden states of rows).
 
     Returns:
         Tables with one row per question, by name, such as 'before.12' (layer 12 before the draft).
@@ -85,7 +82,7 @@ def list_state_names(path: Path) -> list[str]:
 
 
 def digest_states(question_id: str, states: Mapping[str, Vector], index: int) -> str:
-    """Compute a digest of a question id and its hidden states, to detect states that belong to another question.
+    """Compute a digest of a question id and its hidden states. It detects states of another question.
 
     Args:
         question_id: Id of the question.
@@ -115,7 +112,7 @@ RECORDED_PREFIX = "recorded:"  # before the model name of imported answers; such
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run that are read back and therefore validated; runs record more of them.
+    """The settings of a run that are validated on reading. Runs record more.
 
     Attributes:
         questions: Number of questions.
@@ -172,7 +169,7 @@ class RunFolder(RowFolder):
     command: ClassVar[str] = "knowgate label"
 
     def settings(self) -> dict[str, Any]:
-        """Read the settings that identify the run, and the number of hidden states (`depth`) if recorded.
+        """Read the identifying settings of the run. A recorded `depth` (number of hidden states) is added.
 
         Raises:
             ArtifactError: The settings are incomplete or were changed.
@@ -193,7 +190,7 @@ class RunFolder(RowFolder):
             yield row_from_json(record, where)
 
     def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector]) -> None:
-        """Append finished rows to the run, and write their hidden states to a new file (a shard).
+        """Append finished rows, and write their hidden states to a new file (shard).
 
         Args:
             rows: The rows.
@@ -244,7 +241,7 @@ class RunFolder(RowFolder):
             raise self.make_error(str(error)) from None
 
     def _read_states(self, shard: str, name: str, rows: Sequence[LabelRow]) -> dict[str, Vector]:
-        """Read hidden states of label rows from a shard file, and check that they belong to these rows.
+        """Read the hidden states of rows from a shard file. States of other rows are rejected.
 
         Args:
             shard: Name of the shard file.
@@ -283,7 +280,7 @@ class RunFolder(RowFolder):
             return f"<p>{escape_html(repr(self))}</p>"
 
     def _describe(self) -> str:
-        """Describe the run in a line; errors become text, since this is used by `repr`."""
+        """Describe the run in a line for `repr`. Errors become text."""
         if not (self.path / RUN_MANIFEST).is_file():
             return "not started"
         try:
@@ -353,9 +350,9 @@ def strip_model_prefix(model: str) -> str:
 
 
 def suggest_data_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the data spec and the model spec with which the questions of a run can be answered again.
+    """Return the data spec and the model spec for answering a run again.
 
-    A placeholder ('SPEC', 'openai:NAME@URL') stands for unknown data, or for the unknown server of imported answers.
+    Placeholders such as 'SPEC' stand for unknown values.
     """
     data = str(settings.get("data") or "SPEC")
     model = str(settings["model"])
@@ -366,7 +363,7 @@ def suggest_data_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def build_run_table(name: str, manifest: Mapping[str, Any], rows: Iterable[LabelRow]) -> TextTable:
-    """Build the summary table of a label run: its settings, and its accuracies with 95 % Wilson intervals.
+    """Build the summary table of a label run, with settings and accuracies.
 
     Args:
         name: Name of the run, for the title.

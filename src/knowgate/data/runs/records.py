@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
-    """Raise BadSetting if label runs cannot be used together: one is named twice, or they differ in a setting.
+    """Raise BadSetting if label runs cannot be used together.
 
     Args:
         runs: Folders of the runs.
@@ -61,14 +61,14 @@ def check_same_llm(name: str, settings: Mapping[str, Any], model: ModelIdentity,
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
-    """Name each run by its folder name, or by its full path if folder names are not unique."""
+    """Name each run by its folder, or by its full path if names are not unique."""
     folders = [run.resolve() for run in runs]
     names = [folder.name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 def warn_if_unfinished(run: Path, n_rows: int, n_questions: object) -> None:
-    """Warn that a run has rows for only some of its questions."""
+    """Warn if some questions of a run have no row yet."""
     if isinstance(n_questions, int) and n_rows < n_questions:
         message = "%s holds %d of %d questions: it was not finished. Run the same `knowgate label` again to continue."
         log.warning(message, run, n_rows, n_questions)
@@ -83,7 +83,9 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class RecordedNeeds:
-    """The need for retrieval (0 = the LLM knows, 1 = retrieve) that one gate gave to each question of a label run.
+    """The need for retrieval that one gate gave to each question of a label run.
+
+    0 means the LLM knows, and 1 means retrieve.
 
     Attributes:
         gate: Name of the gate.
@@ -108,9 +110,9 @@ class RecordedNeeds:
 
 @dataclass(frozen=True)
 class RecordedBeliefs:
-    """The probability of being right that an arbiter gave to both answers of each question.
+    """The probabilities of being right that an arbiter gave to both answers of each question.
 
-    An arbiter chooses between the closed-book answer (without passages) and the open-book answer (with passages).
+    The closed-book answer is without passages, the open-book answer with passages.
 
     Attributes:
         arbiter: Name of the arbiter.
@@ -139,7 +141,7 @@ class RecordedBeliefs:
 
 @dataclass(frozen=True)
 class RecordedUsefulness:
-    """Whether a judge (a model that reads passages) found the retrieved passages of each question useful.
+    """Whether a judge model found the retrieved passages of each question useful.
 
     Attributes:
         judge: Name of the judge.
@@ -161,9 +163,7 @@ def read_needs(run: Path) -> list[RecordedNeeds]:
 
 
 def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
-    """Yield the needs for retrieval that gates recorded in a run, gate by gate.
-
-    They are not read at once, because one gate of a large run takes about 100 MB.
+    """Yield the recorded needs for retrieval of a run, gate by gate.
 
     Raises:
         ArtifactError: A record is damaged.
@@ -183,7 +183,7 @@ def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
 
 
 def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
-    """Convert the needs that a gate recorded to a JSON object. Optional fields that are empty are left out."""
+    """Convert the recorded needs of a gate to a JSON object. Empty optional fields are left out."""
     record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": _round_scores(item.needs)}
     optional = {
         "raw": _round_scores(item.raw) or None,
@@ -199,7 +199,7 @@ def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
 
 
 def read_beliefs(run: Path) -> list[RecordedBeliefs]:
-    """Read, for every arbiter recorded in a run, how likely it found each answer to be right."""
+    """Read the recorded beliefs of every arbiter of a run. A belief is the probability that an answer is right."""
     recorded = []
     for beliefs, where in _read_records(run, BELIEFS_FILE, RecordedBeliefs, "arbiter beliefs"):
         if beliefs.closed.keys() != beliefs.open.keys():
@@ -212,7 +212,7 @@ def read_beliefs(run: Path) -> list[RecordedBeliefs]:
 
 
 def write_beliefs(run: Path, recorded: RecordedBeliefs) -> None:
-    """Record in a run how likely an arbiter found each answer to be right; replaces its earlier record."""
+    """Record the beliefs of an arbiter in a run. A belief is the probability that an answer is right."""
     rounded = {"closed": _round_scores(recorded.closed), "open": _round_scores(recorded.open)}
     _replace_lines(run, BELIEFS_FILE, "arbiter", [{**asdict(recorded), **rounded}])
 
@@ -259,7 +259,7 @@ def _read_records(run: Path, name: str, kind: type[Record], content: str) -> Ite
 
 
 def _replace_lines(run: Path, name: str, key: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Add records to a JSON Lines file of a run; each replaces an older record that has the same key.
+    """Add records to a JSON Lines file of a run. Older records with the same key are replaced.
 
     Args:
         run: Folder of the label run, which is locked while the file is rewritten.

@@ -27,7 +27,7 @@ SCALAR_TYPES = frozenset({str, int, bool, type(None)})
 
 @dataclass(frozen=True)
 class GradedAnswer:
-    """The answer of an LLM to a question, further answers that it gave by sampling, and their grades.
+    """The answer of an LLM to a question, with sampled answers and grades.
 
     Attributes:
         text: Greedy answer (at temperature 0).
@@ -60,7 +60,7 @@ class GradedAnswer:
 
 @dataclass(frozen=True)
 class LabelRow:
-    """Everything that labeling found out about one question.
+    """All results of labeling one question.
 
     Attributes:
         grader: Name of the grader.
@@ -125,16 +125,13 @@ def build_ungraded_answer(draft: Completion, samples: Sequence[Completion]) -> G
 
 
 def list_graders(row: LabelRow) -> list[str]:
-    """List the graders whose verdicts a row holds, beginning with the one whose verdicts count."""
+    """List the graders with verdicts in a row. The first one counts."""
     others = [name for answer in (row.closed, row.open) if answer for name in answer.other_grades]
     return list(dict.fromkeys([row.grader, *others]))
 
 
 def select_grader(row: LabelRow, grader: str) -> LabelRow:
-    """Return a copy of a row in which the verdicts of another grader, stored in the row, count as the grades.
-
-    Answers that this grader did not grade have no grade in the copy. Multiple-choice questions stay as they are if
-    `grader` compares strings, because all such graders grade them by letter.
+    """Return a copy of a row, graded by another grader with stored verdicts. Answers without a verdict get no grade.
 
     Args:
         row: Label row.
@@ -164,7 +161,7 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def row_to_json(row: Any) -> dict[str, Any]:
-    """Convert a row (any dataclass) to a compact record: defaults are left out, floats are rounded."""
+    """Convert a row to a compact record. Defaults are left out, and floats are rounded."""
     record = {}
     for name, default in _list_defaults(cast(Any, type(row))):
         value = getattr(row, name)
@@ -174,7 +171,7 @@ def row_to_json(row: Any) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a value of a row to JSON. Most values are recognized by their exact type, which is fast."""
+    """Convert a value of a row to JSON. Comparing exact types is fast."""
     kind = type(value)
     if kind in SCALAR_TYPES:
         return value
@@ -202,14 +199,14 @@ def _get_default(item: dataclasses.Field[Any]) -> Any:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Return whether a field has its default value. The type counts, too: 0.0 does not equal the default 0."""
+    """Return whether a field has its default value. The type counts, so 0.0 differs from 0."""
     if isinstance(value, Mapping):
         return bool(value == default)
     return type(value) is type(default) and bool(value == default)
 
 
 def row_from_json(record: Mapping[str, Any], where: str) -> LabelRow:
-    """Parse a row of `labels.jsonl`; raises ArtifactError if it is invalid. `where` is its location for errors."""
+    """Parse a row of `labels.jsonl`. `where` is its location for errors."""
     try:
         return read_record(LabelRow, record, where)
     except BadInput as error:
@@ -220,11 +217,7 @@ def row_from_json(record: Mapping[str, Any], where: str) -> LabelRow:
 
 
 def list_slices(row: LabelRow) -> dict[str, str]:
-    """Return the slices (groups for reports, such as a language) that a row belongs to, by dimension.
-
-    Dimensions that the data set does not record are left out. The answer frequency is not among them, because its
-    thirds depend on the other rows.
-    """
+    """Return the slices of a row by dimension. A slice is a group for reports, such as a language."""
     meta = row.meta
     is_hotpot = str(meta.get("dataset", "")).startswith("hotpotqa")  # `type` has other meanings elsewhere
     hops = meta.get("num_hops") or meta.get("hops") or (meta.get("type") if is_hotpot else None)
@@ -239,9 +232,9 @@ def list_slices(row: LabelRow) -> dict[str, str]:
 
 
 def assign_frequency_thirds(counts: Sequence[int | None]) -> list[str | None]:
-    """Divide rows into thirds by how many passages of the corpus contain their answer: rare, middle and frequent.
+    """Divide rows into rare, middle and frequent, by the number of passages with the answer.
 
-    Rows with equal counts are in the same third, so the thirds can differ in size, and one can be empty.
+    Equal counts share a third.
 
     Args:
         counts: Passages that contain the answer; None if unknown.

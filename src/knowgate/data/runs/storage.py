@@ -33,9 +33,9 @@ def question_from_row(row: LabelRow) -> Question:
 
 
 def load_readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] = ()) -> list[Reading]:
-    """Rebuild the reading of each row: what the LLM gave for its question closed-book, that is without passages.
+    """Rebuild the reading of each row: its draft, samples, signals and hidden states.
 
-    A reading holds the draft (greedy answer), the sampled answers, recorded signals, and hidden states.
+    The draft is the answer without passages.
 
     Args:
         folder: Label run that holds the rows.
@@ -67,9 +67,9 @@ def list_recorded_layers(folder: RunFolder) -> list[int]:
 
 
 def pack_hidden_states(readings: Sequence[Reading]) -> dict[str, Vector]:
-    """Stack the hidden states of all readings, one array per layer and position.
+    """Stack the hidden states of all readings by layer and position.
 
-    The names are 'before.LAYER' (last prompt token) and 'after.LAYER' (last token of the answer).
+    'before.LAYER' is before the answer, 'after.LAYER' at its end.
     """
     layers = list(readings[0].hidden)  # all readings have the same layers
     before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
@@ -83,7 +83,7 @@ def _to_half_precision(states: Vector) -> Vector:
 
 
 def _completion_from_answer(answer: GradedAnswer | None) -> Completion | None:
-    """Convert a stored answer back to what the LLM generated; None without an answer."""
+    """Convert a stored answer back to the output of the LLM, or None."""
     if answer is None:
         return None
     return Completion(answer.text, answer.tokens, answer.finished, len(answer.tokens or ()))
@@ -93,10 +93,7 @@ def _completion_from_answer(answer: GradedAnswer | None) -> Completion | None:
 
 
 class LazySequence(Sequence[Item], Generic[Item]):
-    """A sequence whose items are created on access, for example read from disk.
-
-    Subclasses implement `take`, which creates items by their indices, and `__len__`.
-    """
+    """A sequence that creates its items on access, for example from disk. Subclasses implement `take` and `__len__`."""
 
     def take(self, numbers: RowNumbers) -> Iterator[Item]:
         """Yield the items with these indices, in this order."""
@@ -119,7 +116,7 @@ class LazySequence(Sequence[Item], Generic[Item]):
 
 @dataclass(frozen=True, eq=False)
 class StoredRows(LazySequence[LabelRow]):
-    """Label rows of several runs that stay on disk.
+    """Label rows of several runs, kept on disk.
 
     Attributes:
         folders: Run folders.
@@ -150,7 +147,7 @@ class StoredRows(LazySequence[LabelRow]):
 
 @dataclass(frozen=True, eq=False)
 class StoredReadings(LazySequence[Reading]):
-    """Readings (what the LLM gave for each question) of rows that stay on disk.
+    """Readings (the LLM's signals) of rows that stay on disk.
 
     Attributes:
         rows: The rows.
@@ -189,7 +186,7 @@ class StoredReadings(LazySequence[Reading]):
 
 @dataclass(frozen=True, eq=False)
 class StoredQuestions(LazySequence[Question]):
-    """The questions of rows that stay on disk."""
+    """Questions of rows that stay on disk."""
 
     rows: StoredRows
 
@@ -201,7 +198,7 @@ class StoredQuestions(LazySequence[Question]):
 
 
 def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
-    """Split row numbers where the run changes, so that the file of a run is opened once per group and not per row.
+    """Split row numbers where the run changes. Then the file of a run is opened once per group.
 
     Args:
         run_index: Index of the run of every row.

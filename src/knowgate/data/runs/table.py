@@ -49,7 +49,7 @@ EVALUATION_ADVICE = {
 
 @dataclass(frozen=True, eq=False)
 class GateColumn:
-    """The need for retrieval that one gate gave to each row of a label table.
+    """The need for retrieval of each row, according to one gate.
 
     Attributes:
         gate: Name of the gate.
@@ -76,10 +76,9 @@ class GateColumn:
         return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
 
     def use_raw_scores(self) -> GateColumn | None:
-        """Return the column of a variant of the gate that decides by its raw scores; None if they were not recorded.
+        """Return the column of a gate variant that decides by raw scores, or None.
 
-        Raw scores are the gate's probabilities before calibration, so the variant retrieves above one half. It is named
-        'NAME,verdict=own'.
+        Raw scores are probabilities before calibration.
         """
         if self.raw is None:
             return None
@@ -88,7 +87,7 @@ class GateColumn:
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a label table that come from one run."""
+    """The rows of a label table from one run."""
 
     path: Path  # folder of the run
     numbers: storage.RowNumbers = field(repr=False)  # indices of the rows in the table
@@ -126,10 +125,9 @@ class LabelTable(LabelColumns):
 
     @property
     def open_right(self) -> BoolArray | None:
-        """For each row, whether the open-book answer (with passages) is right.
+        """For each row, whether the answer with passages is right, or None.
 
-        If no passage was found for a row, its closed-book answer counts, as in the pipeline. None if no row has an
-        open-book answer.
+        Without found passages, the closed-book answer counts.
         """
         return self.final_right if self.has_open_answer.any() else None
 
@@ -140,10 +138,9 @@ class LabelTable(LabelColumns):
 
     @property
     def iterative_right(self) -> BoolArray | None:
-        """For each row, whether the answer after several rounds of retrieval (the iterative answer) is right.
+        """For each row, whether the answer after several rounds of retrieval is right.
 
-        If no passage was found for a row, its closed-book answer (without passages) counts. None if the runs were
-        labeled without passages or without iterative answers.
+        None if no such answers were labeled.
         """
         # If iterative answers were labeled, every row with an open-book answer (with passages) has one.
         is_complete = self.has_iterative_answer[self.has_open_answer].all()
@@ -166,7 +163,7 @@ class LabelTable(LabelColumns):
         return bool(self.closed_tokens.any() or self.open_tokens.any())
 
     def find_recorded(self, gate: str) -> GateColumn | None:
-        """Return the needs for retrieval that a gate recorded for the rows; None if it recorded none.
+        """Return the recorded needs for retrieval of a gate, or None.
 
         Args:
             gate: Name of the gate. 'NAME,verdict=own' means the variant of NAME that decides by its scores before
@@ -193,7 +190,7 @@ class LabelTable(LabelColumns):
         return [RunRows(Path(run), np.flatnonzero(self.run_index == index)) for index, run in enumerate(self.runs)]
 
     def subset(self, numbers: Iterable[int]) -> LabelTable:
-        """Return a table of the rows with these indices, in this order. Columns are not computed again."""
+        """Return a table of the rows with these indices. Columns are not computed again."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         rows, readings = self._select_rows(chosen)
         subset = replace(
@@ -206,10 +203,7 @@ class LabelTable(LabelColumns):
         return fill_columns(subset, {name: column[chosen] for name, column in self.computed_columns.items()})
 
     def _select_rows(self, chosen: storage.RowNumbers) -> tuple[Sequence[LabelRow], Sequence[Reading]]:
-        """Return the rows with these indices, and their readings (what the LLM gave for each question).
-
-        Rows on disk are read into memory, unless there are more than `MAX_ROWS_IN_MEMORY`.
-        """
+        """Return the rows with these indices, and their readings (the LLM's signals)."""
         if not isinstance(self.rows, storage.StoredRows):
             return [self.rows[number] for number in chosen], [self.readings[number] for number in chosen]
         assert isinstance(self.readings, storage.StoredReadings)
@@ -219,7 +213,7 @@ class LabelTable(LabelColumns):
         return rows, self.readings.load(chosen, rows)
 
     def chunks(self) -> Iterator[LabelTable]:
-        """Yield the table in parts whose rows are in memory. A table that is in memory is yielded as a whole."""
+        """Yield the table in parts that fit into memory."""
         if self.is_in_memory:
             yield self
             return
@@ -286,10 +280,7 @@ def load_label_table(
 
 @dataclass
 class _TableBuilder:
-    """Collects the usable rows of several runs.
-
-    If there are more than `max_in_memory` rows, only their columns and their positions in the files stay in memory.
-    """
+    """Collects the usable rows of several runs. Rows beyond `max_in_memory` stay on disk."""
 
     graded_only: bool
     max_in_memory: int | None
@@ -316,8 +307,7 @@ class _TableBuilder:
     def add_run(self, run: int, folder: RunFolder) -> None:
         """Add the usable rows of a run, and count the others in `left_out`.
 
-        Unusable rows are those that failed, that have no closed-book answer (without passages) or, with `graded_only`,
-        whose closed-book answer is not graded.
+        Usable rows have an answer without passages.
 
         Args:
             run: Index of the run among all runs.
@@ -340,10 +330,7 @@ class _TableBuilder:
                     self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
-        """Replace the rows in memory by arrays of their columns, which take much less memory.
-
-        Each chunk of `CHUNK_ROWS` rows gives one array per column.
-        """
+        """Replace the rows in memory by arrays of their columns. Arrays take much less memory."""
         while self._rows:
             rows = self._rows[:CHUNK_ROWS]
             self._rows = self._rows[CHUNK_ROWS:]
@@ -355,10 +342,7 @@ class _TableBuilder:
     def build(
         self, folders: Sequence[RunFolder], layers: Sequence[int] | None
     ) -> tuple[LabelColumns, NDArray[np.int32]]:
-        """Build the columns of all collected rows.
-
-        If there are more than `max_in_memory` rows, they stay on disk and are read on access, and so are their readings
-        (what the LLM gave for each question).
+        """Build the columns of all collected rows. If there are too many rows, rows are read from disk on access.
 
         Args:
             folders: Folders of the runs.
@@ -399,9 +383,7 @@ def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
 def _load_gate_columns(
     runs: Sequence[Path], ids: NDArray[np.str_], run_index: NDArray[np.int32]
 ) -> dict[str, GateColumn]:
-    """Read the needs for retrieval that gates recorded in the runs, as one column per gate.
-
-    A column has a value for each row of the table. Gates that are not recorded in every run are left out.
+    """Read the recorded needs for retrieval, as one column per gate. Gates must be recorded in every run.
 
     Args:
         runs: Folders of the runs.
@@ -425,18 +407,14 @@ def _load_gate_columns(
 
 
 def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
-    """Make the column of a gate whose scores are not filled in yet (NaN)."""
+    """Make the column of a gate, with scores still empty (NaN)."""
     raw = np.full(n_rows, np.nan) if item.raw else None
     needs = np.full(n_rows, np.nan)
     return GateColumn(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
 
 
 def _merge_record(column: GateColumn, item: RecordedNeeds, share: float) -> GateColumn:
-    """Merge what the next run recorded about a gate into the gate's column, which covers the runs so far.
-
-    Numbers (seconds per question, share of far questions) are averaged, and `share` is the weight of the next run. What
-    one of the runs lacks, or what differs between them, is left out of the result.
-    """
+    """Merge the record of the next run into the column of a gate. Numbers are averaged, with `share` as the weight."""
 
     def average(first: float | None, second: float | None) -> float | None:
         return None if first is None or second is None else (1 - share) * first + share * second

@@ -23,9 +23,7 @@ def check_draft_tokens(gate: str, draft_tokens: int) -> None:
 
 
 def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]], float], draft_tokens: int) -> float:
-    """Return the need for retrieval (0 = the LLM knows, 1 = retrieve): one minus the confidence in a draft.
-
-    An empty draft has need 1.
+    """Return the need for retrieval: one minus the confidence in a draft. An empty draft has need 1.
 
     Args:
         draft: Short closed-book answer with token log-probabilities.
@@ -62,10 +60,7 @@ def min_probability(tokens: Sequence[Token]) -> float:
 
 
 def inverse_perplexity(tokens: Sequence[Token]) -> float:
-    """Return exp(-H), where H is the mean entropy of the token distributions.
-
-    It is 1 if every token is certain, and 1/V if all V tokens of the vocabulary are equally likely.
-    """
+    """Return exp(-H), with H as the mean token entropy. The value is 1 if every token is certain."""
     entropies = [token.entropy for token in tokens if token.entropy is not None]
     if len(entropies) < len(tokens):
         raise UnsupportedSignal(
@@ -87,7 +82,7 @@ def mean_margin(tokens: Sequence[Token]) -> float:
 
 
 def self_assessment_logit(logits: Vector) -> float:
-    """Return the logit of "known" minus the logit of "unknown"; positive if the LLM says that it can answer.
+    """Return the logit of "known" minus the logit of "unknown". Positive means the LLM says it can answer.
 
     Args:
         logits: One row per position in the prompt, with the logits of both labels. The last row counts.
@@ -97,9 +92,9 @@ def self_assessment_logit(logits: Vector) -> float:
 
 
 def has_distinct_logits(logits: Vector) -> bool:
-    """Return whether the labels have different logits; equal logits say nothing about which label is more likely.
+    """Return whether the labels have different logits.
 
-    They are equal if a server lists only its most likely tokens, and neither label is among them.
+    Servers may list only likely tokens, so missing labels have equal logits.
 
     Args:
         logits: One row per position in the prompt, with the logit of each label. The last row counts.

@@ -26,9 +26,9 @@ FeatureFormatter = Callable[[float], str]
 
 
 def _make_token_feature(statistic: Callable[[Sequence[Token]], float], field: str = "logprob") -> Feature:
-    """Make a feature: the logarithm of a statistic over the tokens of the draft (a short closed-book answer).
+    """Make a feature: the logarithm of a statistic over the draft's tokens.
 
-    The feature is None if the token probabilities are unknown, or if a token lacks the field that the statistic reads.
+    The feature is None if token data is missing.
 
     Args:
         statistic: Computes a number from 0 to 1 from the tokens.
@@ -46,11 +46,9 @@ def _make_token_feature(statistic: Callable[[Sequence[Token]], float], field: st
 
 
 def _make_surprisal_feature(token_feature: Feature) -> Feature:
-    """Make a feature from a feature log p, where p is a probability: log(-log p), the logarithm of the surprisal.
+    """Make the feature log(-log p) from a feature log p.
 
-    Capable LLMs are certain of most tokens, so most p are close to 1. This feature tells them apart: p = 0.99 and 0.999
-    differ by only 0.009 in log p, but by 2.3 in log(-log p). In cross-validation on ChatGPT's
-    answers to questions about songs, such features raise the AUROC of a logistic regression from .777 to .801.
+    It tells probabilities close to 1 apart, such as 0.99 and 0.999.
     """
 
     def compute(question: Question, reading: Reading) -> float | None:
@@ -61,7 +59,7 @@ def _make_surprisal_feature(token_feature: Feature) -> Feature:
 
 
 def _compute_length(question: Question, reading: Reading) -> float | None:
-    """Return the log length of the draft in tokens, or in words if the backend gives no tokens."""
+    """Return the log length of the draft in tokens, or else in words."""
     if reading.draft is None:
         return None
     parts = reading.draft.text.split() if reading.draft.tokens is None else reading.draft.tokens
@@ -73,7 +71,7 @@ def _compute_certainty(question: Question, reading: Reading) -> float | None:
 
 
 def _compute_agreement(question: Question, reading: Reading) -> float | None:
-    """Return the share of sampled answers that equal the draft; None without samples or draft."""
+    """Return the share of sampled answers equal to the draft, or None."""
     if not reading.samples or reading.draft is None:
         return None
     draft = canonical_answer(reading.draft.text, question)
@@ -81,11 +79,7 @@ def _compute_agreement(question: Question, reading: Reading) -> float | None:
 
 
 def _make_seakr_feature(name: str) -> Feature:
-    """Make a feature: how much the hidden states of sampled answers differ (SeaKR).
-
-    Uses the recorded signal `name`, or computes it from the hidden states if it is not recorded. The feature is None
-    if neither is available.
-    """
+    """Make a feature: how much the hidden states of sampled answers differ (SeaKR). None if unavailable."""
 
     def compute(question: Question, reading: Reading) -> float | None:
         if name in reading.signals:
@@ -118,19 +112,13 @@ COSTLY_FEATURES = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR, SEAKR_END) 
 
 
 def available_features(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-    """List the names of the features that can be computed for all of these questions and their readings.
-
-    NaN counts as computed: it comes from damaged log-probabilities, which gates reject, and not from missing ones.
-    """
+    """List the features that can be computed for all questions. NaN counts as computed."""
     pairs = list(zip(questions, readings, strict=True))
     return [name for name, feature in FEATURES.items() if all(feature(*pair) is not None for pair in pairs)]
 
 
 def feature_matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-    """Compute features as a matrix with a row per question and a column per feature name.
-
-    A feature that a reading lacks becomes NaN, which gates reject.
-    """
+    """Compute features as a matrix with a row per question and a column per feature. A missing feature becomes NaN."""
     rows = [
         [FEATURES[name](question, reading) for name in names]
         for question, reading in zip(questions, readings, strict=True)
@@ -176,12 +164,7 @@ FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
 
 
 def describe_feature(name: str, value: float) -> str:
-    """Describe the value of a feature in words, for the explanation of a decision.
-
-    The features in `FEATURE_FORMATTERS` have texts of their own. The feature of a probe (a classifier on hidden states)
-    is described by where these states come from. Any other feature is the score of a gate: the logit of the need for
-    retrieval, which is shown as a percentage (100 % = retrieve).
-    """
+    """Describe the value of a feature in words, to explain a decision. Scores of gates are shown as a percentage."""
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)

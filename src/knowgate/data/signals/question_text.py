@@ -21,7 +21,7 @@ POPULARITY_FEATURES = ("popularity", "popularity_known")
 def count_word_frequencies(passages: Iterable[Passage]) -> Vector:
     """Count in how many passages each word occurs.
 
-    Words are hashed into buckets, so that the result has a fixed size. Words in the same bucket are counted together.
+    Words are hashed into buckets, and a bucket counts all its words together.
 
     Returns:
         log(1 + number of passages) of each bucket.
@@ -40,7 +40,7 @@ def hash_word(word: str) -> int:
 
 
 def frequency_features(questions: Sequence[Question], frequencies: Vector) -> Vector:
-    """Compute how frequent the words of each question are: of the rarest word, on average, and of the rarest name.
+    """Compute how frequent the words of each question are in the corpus.
 
     Args:
         questions: The questions.
@@ -54,7 +54,7 @@ def frequency_features(questions: Sequence[Question], frequencies: Vector) -> Ve
 
 
 def popularity_features(questions: Sequence[Question]) -> Vector:
-    """Compute two features of how popular the entity of each question is, which `Question.meta` may hold.
+    """Compute two features for the popularity of each question's entity, from `Question.meta`.
 
     Returns:
         One row per question: log(1 + popularity), and 1. If the popularity is unknown, both are 0.
@@ -68,7 +68,7 @@ def popularity_features(questions: Sequence[Question]) -> Vector:
 
 
 def _describe_frequencies(text: str, frequencies: Vector) -> list[float]:
-    """Return how frequent the words of a text are: the rarest word, the mean, and the rarest name."""
+    """Return the frequency of the rarest word, the mean, and the rarest name."""
     words = tokenize(text)
     values = [float(frequencies[hash_word(word)]) for word in words] or [0.0]
     # The first word is capitalized in any case, so it does not count as a name.
@@ -123,11 +123,7 @@ def classify_question(text: str) -> str:
 
 
 def _describe_question(text: str) -> list[float]:
-    """Compute the `QUESTION_FEATURES` of a question, in their order.
-
-    First 1 for the type of the question and 0 for all other types. Then the logarithms of the numbers of words and of
-    names, and whether it contains a number, a word such as "latest", and a superlative.
-    """
+    """Compute the `QUESTION_FEATURES` of a question: type, length, names, numbers, recent words and superlatives."""
     kind = classify_question(text)
     lowered = text.lower()
     return [

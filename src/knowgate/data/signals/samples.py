@@ -24,9 +24,9 @@ MIN_MEAN_SQUARE = 1e-9
 
 
 class Effect(StrEnum):
-    """Whether retrieval raised (beneficial), kept (neutral) or lowered (harmful) a measure of sampled answers.
+    """Whether retrieval raised, kept or lowered a measure of sampled answers.
 
-    The measure is mastery (the share of right answers) or certainty (how much the answers agree).
+    The measure is mastery (share of right answers) or certainty (agreement).
     """
 
     BENEFICIAL = "beneficial"
@@ -35,16 +35,13 @@ class Effect(StrEnum):
 
 
 def mastery(correct: Sequence[bool | None]) -> float | None:
-    """Return the share of sampled answers that are correct, over the graded ones; None if none was graded."""
+    """Return the share of correct answers among the graded ones. None if none was graded."""
     graded = [verdict for verdict in correct if verdict is not None]
     return sum(graded) / len(graded) if graded else None
 
 
 def certainty(answers: Sequence[str]) -> float | None:
-    """Return how much sampled answers agree: 1 if all are equal, 0 if all differ, None for fewer than two.
-
-    This is one minus the entropy of the distinct answers, with the number of samples as base of the logarithm.
-    """
+    """Return how much sampled answers agree, from 0 to 1. It is one minus the entropy of the distinct answers."""
     n = len(answers)
     if n < 2:
         return None
@@ -54,7 +51,7 @@ def certainty(answers: Sequence[str]) -> float | None:
 
 
 def retrieval_effect(closed: float | None, opened: float | None) -> Effect | None:
-    """Return whether retrieval raised, kept or lowered a measure of sampled answers, such as the share of right ones.
+    """Return whether retrieval raised, kept or lowered a measure, such as the share of right answers.
 
     Args:
         closed: The measure for answers without passages; None if unknown.
@@ -71,7 +68,7 @@ def retrieval_effect(closed: float | None, opened: float | None) -> Effect | Non
 
 
 def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
-    """Compare an answer without passages (closed) and one with passages (opened), each graded right or wrong.
+    """Compare the grades of an answer without passages (closed) and with passages (opened).
 
     Returns:
         1 if only the answer with passages is right, -1 if only the one without is right, and 0 if both are right or
@@ -83,7 +80,7 @@ def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
 
 
 def canonical_answer(answer: str, question: Question) -> str:
-    """Return a form in which equal answers are equal texts: the letter of a choice, otherwise the normalized text."""
+    """Return a comparable form of an answer: the letter of a choice, or the normalized text."""
     letter = parse_choice_letter(answer, question.choices) if question.choices else None
     return letter or normalize(answer)
 
@@ -92,9 +89,9 @@ def canonical_answer(answer: str, question: Question) -> str:
 
 
 def log_determinant(states: Vector, alpha: float = SEAKR_ALPHA) -> float:
-    """Compute how much n hidden states differ: (1 / n) log det(Z J Z^T + alpha I).
+    """Compute how much n hidden states differ.
 
-    Z is the n x d matrix of states, and J subtracts from each state its own mean. The result is never below log(alpha).
+    Formula: (1 / n) log det(Z J Z^T + alpha I). Z holds the states. J centers them.
     """
     eigenvalues = np.linalg.eigvalsh(_compute_gram(states))
     return float(np.log(np.maximum(eigenvalues, 0.0) + alpha).mean())
@@ -106,10 +103,9 @@ def log_mean_square(states: Vector) -> float:
 
 
 def relative_dispersion(log_det: float, size: float, n: int, alpha: float = SEAKR_ALPHA) -> float:
-    """Measure how much hidden states of sampled answers differ, on a scale from 0 (all equal) to 1 (orthogonal).
+    """Scale the log-determinant of hidden states, from 0 (all equal) to 1 (orthogonal).
 
-    The log-determinant also grows with the length of the states. Here it is compared with the smallest and the largest
-    value that states of this length can have.
+    This removes the effect of their length.
 
     Args:
         log_det: Result of `log_determinant`.

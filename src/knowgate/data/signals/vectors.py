@@ -41,7 +41,7 @@ def stack_hidden_states(readings: Sequence[Reading], layer: int, position: str) 
 
 
 def draft_texts(readings: Sequence[Reading]) -> list[str]:
-    """Return the text of the draft (short closed-book answer) of each reading; raises if one is missing."""
+    """Return the draft (answer without passages) of each reading, as text."""
     if any(reading.draft is None for reading in readings):
         raise UnsupportedSignal(
             "the gate needs a draft (a short answer without passages), but there is none. Use another model backend."
@@ -50,7 +50,7 @@ def draft_texts(readings: Sequence[Reading]) -> list[str]:
 
 
 def text_features(embedder: Embedder, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Vector:
-    """Concatenate two embeddings per question: of the question alone, and of the question with its draft.
+    """Join two embeddings per question: the question alone, and with its draft.
 
     Args:
         embedder: Sentence embedding.
@@ -65,11 +65,7 @@ def text_features(embedder: Embedder, questions: Sequence[Question], texts: Sequ
 
 
 def hash_wording(texts: Sequence[str]) -> Vector:
-    """Represent the wording of each text by `WORDING_WIDTH` counts of character n-grams (feature hashing).
-
-    Each n-gram of two to four characters of a word adds 1 or -1 to one of the columns; its hash decides which. Rows have
-    length 1. No model is needed, and the names in a text stay visible, which sentence embeddings blur.
-    """
+    """Represent the wording of each text by hashed counts of character n-grams. Rows have length 1."""
     counts = np.zeros((len(texts), WORDING_WIDTH), dtype=np.float32)
     for row, text in zip(counts, texts, strict=True):
         for ngram in _iterate_ngrams(text):
@@ -80,7 +76,7 @@ def hash_wording(texts: Sequence[str]) -> Vector:
 
 
 def _iterate_ngrams(text: str) -> Iterator[str]:
-    """Yield the character n-grams of each word of a text, in lower case; a space marks where the word begins and ends."""
+    """Yield the character n-grams of each word, in lower case. Spaces mark the ends of a word."""
     for word in text.lower().split():
         padded = f" {word} "
         for size in NGRAM_SIZES:
@@ -89,7 +85,7 @@ def _iterate_ngrams(text: str) -> Iterator[str]:
 
 
 def truncate_words(text: str, n: int) -> str:
-    """Return the first n words or symbols, which approximate tokens if the tokenizer is not available."""
+    """Return the first n words or symbols, as an estimate of n tokens."""
     ends = [match.end() for match in WORD_OR_SYMBOL.finditer(text)][:n]
     return text[: ends[-1]].strip() if ends else ""
 
@@ -101,7 +97,7 @@ def surface_features(questions: Sequence[Question]) -> Vector:
 
 
 def _compute_surface(text: str) -> list[float]:
-    """Compute the surface features of a text, in a fixed order that fitted gates rely on."""
+    """Compute the surface features of a text. Fitted gates rely on their order."""
     words = text.split()
     size = max(len(text), 1)
     return [

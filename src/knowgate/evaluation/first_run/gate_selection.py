@@ -68,7 +68,7 @@ class GateChoice:
     is_policy: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """Convert to plain data with the keys of the progress file; 'policy' is there only if the gate is a policy."""
+        """Convert the choice to plain data for the progress file."""
         record = {
             "gate": self.gate,
             "threshold": self.threshold,
@@ -109,7 +109,7 @@ class GateCandidate:
 
     @property
     def calibrated_gate(self) -> str:
-        """Folder of the calibrated copy if it was written, else the folder or spec of the gate itself."""
+        """Folder of the calibrated copy, or else the gate itself."""
         return str(self.folder) if self.folder and self.folder.is_dir() else self.gate
 
 
@@ -126,7 +126,7 @@ class CalibratedCandidate(NamedTuple):
 
     @property
     def is_useful(self) -> bool:
-        """Whether the gate skips enough searches, at a threshold that is proven to lose few answers."""
+        """Whether the gate skips enough searches at a proven threshold."""
         is_proven = self.calibration.threshold != ALWAYS_RETRIEVE  # the threshold if nothing can be proven
         return is_proven and self.skip_rate >= MIN_SKIP_RATE
 
@@ -152,7 +152,7 @@ class GateSelector:
     explanations: list[str] = field(default_factory=list)
 
     def select(self) -> GateChoice:
-        """Select the gate that provably loses at most `max_loss` and skips most searches."""
+        """Select the gate that skips most searches and provably loses few answers."""
         runs = self.labeled.runs("fit", "calibration")
         if not count_graded_questions(runs):
             return GateChoice(explanations=(describe_required_questions(0, self.max_loss),))
@@ -171,9 +171,9 @@ class GateSelector:
     # --- candidates -------------------------------------------------------------------------------
 
     def _find_untrained_gate(self, runs: list[Path]) -> GateCandidate | None:
-        """Return the gate that comes with knowgate for this LLM, else one by the probability of the draft answer.
+        """Return a gate without training: the packaged one, or one by the draft's probability.
 
-        Returns None, with an explanation, if the LLM provides no log-probabilities.
+        None without log-probabilities.
         """
         gate = default_gate(self.model)
         if isinstance(gate, FittedGate):
@@ -187,10 +187,7 @@ class GateSelector:
         return None
 
     def _train_gate(self, n: int) -> GateCandidate | None:
-        """Train a gate on the questions of the part 'fit'. It combines signals that the LLM gives without extra calls.
-
-        Returns None if there are too few questions or the gate is not better than chance. Adds an explanation in each case.
-        """
+        """Train a gate on the part 'fit'. None if there are too few questions or the gate is useless."""
         if n < MIN_GRADED_ROWS:
             self.explanations.append(
                 f"No gate was trained: that needs {MIN_GRADED_ROWS} graded questions, and there were {n}."
@@ -218,7 +215,7 @@ class GateSelector:
         self.reporter.show("training a gate", progress.done, progress.total, "examples")
 
     def _measure_auroc(self, gate: str) -> Estimate:
-        """Estimate how well the gate predicts what the LLM does not know (AUROC), on questions it was not fitted on."""
+        """Estimate the gate's AUROC for predicting unknown questions, on the part 'calibration'."""
         if not count_graded_questions(self.labeled.runs("calibration")):
             return Estimate(None)
         table = load_label_table(self.labeled.runs("calibration"))
@@ -228,9 +225,7 @@ class GateSelector:
     # --- choice -----------------------------------------------------------------------------------
 
     def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
-        """Choose the threshold of a gate that skips most searches and provably loses at most `max_loss` of the answers.
-
-        Returns None and adds an explanation if there are too few questions for a proof.
+        """Choose the gate's threshold that skips most searches and provably loses few answers. None without a proof.
 
         Args:
             candidate: The gate.
@@ -256,7 +251,7 @@ class GateSelector:
         return CalibratedCandidate(candidate, calibration)
 
     def _choose(self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate]) -> GateChoice:
-        """Choose the useful gate that skips most searches; always retrieving if no gate is useful.
+        """Choose the useful gate that skips most searches, or else to always retrieve.
 
         Args:
             calibrated: Candidates whose threshold was calibrated.
@@ -283,10 +278,7 @@ class GateSelector:
 
 
 def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: ProgressReporter) -> GateChoice | None:
-    """Fit a policy on the questions of the parts 'fit' and 'calibration'; the part 'test' is left for the report.
-
-    A policy is a gate, its threshold, and an arbiter that chooses between the answers with and without passages. They
-    are fitted together.
+    """Fit a policy on the parts 'fit' and 'calibration'. A policy is a gate, its threshold and an arbiter.
 
     Args:
         labeled: The label runs.
@@ -322,7 +314,7 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
 
 
 def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
-    """Choose the policy if it skips searches and provably loses at most `max_loss` of the answers; else always retrieve."""
+    """Choose the policy if it provably loses few answers, else always retrieve."""
     evidence = policy.gate.artifact.manifest.get("guarantee")
     if policy.gate.threshold == ALWAYS_RETRIEVE:
         return GateChoice(ALWAYS_RETRIEVE_GATE, explanations=policy.summary)
@@ -334,13 +326,13 @@ def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
 
 
 def count_graded_questions(runs: Sequence[Path]) -> int:
-    """Count the questions of label runs whose answer without passages is graded; failed questions do not count."""
+    """Count the questions of label runs with a graded answer without passages."""
     rows = (row for run in runs for row in RunFolder(run).rows())
     return sum(row.error is None and row.closed is not None and row.closed.correct is not None for row in rows)
 
 
 def _explain_useless(calibrated: CalibratedCandidate) -> str:
-    """Say why a calibrated gate is not useful: no threshold is proven, or it skips too few searches."""
+    """Say why a gate is useless: no proof, or too few skipped searches."""
     if calibrated.calibration.threshold == ALWAYS_RETRIEVE:
         return calibrated.calibration.sentence
     return f"it is proven, but skips {100 * calibrated.skip_rate:.0f} % of the searches, which is not worth a gate."
@@ -355,10 +347,7 @@ def _format_auroc(auroc: Estimate) -> str:
 
 
 def describe_required_questions(n: int, max_loss: float, delta: float = 1 - CONFIDENCE) -> str:
-    """Say how many questions it takes to prove that at most `max_loss` of the answers are lost, and that n are too few.
-
-    `delta` is the allowed probability that the proof is wrong.
-    """
+    """Say that n questions are too few for a proof, and how many are needed."""
     return (
         f"{n} questions are too few to prove, with {100 * (1 - delta):.3g} % confidence, that skipping loses at most "
         f"{100 * max_loss:g} % of the answers. That takes {compute_required_rows(max_loss, delta)}."

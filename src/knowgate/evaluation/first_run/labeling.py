@@ -46,7 +46,7 @@ LABEL_LAYERS = "mid,late,last"  # include those that packaged gates read
 
 @dataclass(frozen=True)
 class LabelRound:
-    """Questions that are labeled together: answered by the LLM and graded, with and without passages.
+    """Questions labeled together. Labeling records and grades answers with and without passages.
 
     Attributes:
         name: Folder of their label run, such as 'fit-1'.
@@ -61,7 +61,7 @@ class LabelRound:
 
 @dataclass(frozen=True)
 class LabelRounds:
-    """All rounds of labeling, in order. A run with more questions than the one before adds rounds for the new ones."""
+    """All rounds of labeling, in order. A later run with more questions adds rounds."""
 
     rounds: tuple[LabelRound, ...] = ()
 
@@ -71,7 +71,7 @@ class LabelRounds:
         return sum(len(each.ids) for each in self.rounds)
 
     def add(self, questions: Sequence[Question]) -> LabelRounds:
-        """Return the rounds plus a new round for each part that has questions not labeled so far."""
+        """Return the rounds plus new ones for questions not labeled yet."""
         labeled = {question_id for each in self.rounds for question_id in each.ids}
         added = []
         for part, members in split_into_parts(questions).items():
@@ -85,7 +85,7 @@ class LabelRounds:
 def split_into_parts(questions: Sequence[Question]) -> Mapping[QuestionPart, list[Question]]:
     """Split questions into the parts fit, calibration and test.
 
-    If questions are appended later, the earlier ones keep their parts. Fewer than 20 questions are all used for test.
+    Appending questions does not move earlier ones to other parts.
     """
     rotation: tuple[QuestionPart, ...] = PART_ROTATION if len(questions) >= MIN_QUESTIONS_TO_SPLIT else ("test",)
     parts: dict[QuestionPart, list[Question]] = {part: [] for part in QUESTION_PARTS}
@@ -113,7 +113,7 @@ def write_rounds(folder: Path, rounds: LabelRounds) -> None:
 
 @dataclass(frozen=True)
 class LabeledParts:
-    """The label runs (folders of graded answers) of a first run, by part: fit, calibration and test.
+    """Label runs (folders of graded answers) by part: fit, calibration and test.
 
     Attributes:
         folder: Folder that holds the label runs.
@@ -139,12 +139,9 @@ def label_parts(
     seed: int,
     reporter: ProgressReporter,
 ) -> LabeledParts:
-    """Let the LLM answer all questions with and without passages, and grade the answers.
+    """Record and grade the LLM's answers with and without passages.
 
-    A round is a folder of questions with the same purpose: to fit a gate, to calibrate its threshold, or to test it.
-    Questions that are new since an earlier call get new rounds. An interrupted round continues where it stopped, and
-    failed questions are tried again. Without gold answers, an answer without passages counts as right if it agrees with
-    the one with passages.
+    Calling again adds new questions and continues an interrupted run.
     """
     folder = _get_label_folder(questions, out, model, retriever, seed)
     rounds = read_rounds(folder).add(questions.questions)
@@ -177,14 +174,14 @@ def label_parts(
 
 
 def _get_label_folder(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, seed: int) -> Path:
-    """Return the folder of the labels, whose name is a hash of everything that the answers depend on."""
+    """Return the folder of the labels. Its name is a hash of all settings of the answers."""
     prompts = load_packaged_templates("answer").fingerprint
     inputs = (questions.source, model.fingerprint, retriever.fingerprint, prompts, seed, LABEL_LAYERS)
     return out / "labels" / sha256_text(*map(str, inputs))[:8]
 
 
 def count_labeled(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, *, seed: int) -> int:
-    """Count the questions that an earlier or interrupted run has labeled; `label_parts` does not repeat them."""
+    """Count the questions already labeled by an earlier run."""
     folder = _get_label_folder(questions, out, model, retriever, seed)
     runs = [RunFolder(folder / each.name) for each in read_rounds(folder).rounds if (folder / each.name).is_dir()]
     done = {id for run in runs for id, error in run.done().items() if error is None}
@@ -192,7 +189,7 @@ def count_labeled(questions: FirstRunQuestions, out: Path, model: Model, retriev
 
 
 def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
-    """Copy all label runs and grade them without gold answers: right is what agrees with the answer with passages."""
+    """Copy all label runs, and grade answers by agreement. The answer with passages counts as right."""
     for each in labeled.rounds.rounds:
         grade_by_agreement(RunFolder(labeled.folder / each.name), labeled.folder / AGREEMENT_FOLDER / each.name)
     return replace(labeled, folder=labeled.folder / AGREEMENT_FOLDER, key=f"{labeled.key} {AGREEMENT_FOLDER}")
@@ -201,9 +198,7 @@ def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
 def grade_by_agreement(run: RunFolder, out: Path) -> None:
     """Copy a label run and grade it without gold answers.
 
-    The answer with passages counts as right; the answer without passages counts as right if it agrees with that one.
-    The loss that is proven this way is the share of answers that change if retrieval is skipped. The real loss is not
-    larger, because answers that agree are equally right.
+    An answer without passages is right if passages do not change it.
     """
     # 'hash' is computed again, because it covers the grader. The manifest of the copy gets its own version and settings.
     settings = {key: value for key, value in run.settings().items() if key not in ("hash", "depth")}
@@ -218,7 +213,7 @@ def grade_by_agreement(run: RunFolder, out: Path) -> None:
 
 
 def _regrade(row: LabelRow) -> LabelRow:
-    """Grade the answer with passages as right, and the answer without passages as right if it agrees with that one."""
+    """Grade the answer with passages as right, and the other by its agreement with that answer."""
     if row.error is not None or row.closed is None or row.open is None:
         return replace(row, grader=AGREEMENT_GRADER)
     agree = answers_agree(row)
@@ -255,10 +250,7 @@ POLICY_QUESTIONS = math.ceil(MIN_POLICY_ROWS / PROOF_SHARE)
 
 
 def count_required_questions(max_loss: float) -> int:
-    """Return the least number of questions that can prove that skipping loses at most `max_loss` of the answers.
-
-    So few questions are enough only if no answer to them is lost.
-    """
+    """Return the least number of questions that can prove a loss of at most `max_loss`."""
     # An untrained and a trained gate may both be tested, so each gets half of the allowed error probability.
     n_for_proof = compute_required_rows(max_loss, (1 - CONFIDENCE) / 2)
     # Only this share of the questions is used for the proof. The others are kept to measure the result.
@@ -266,7 +258,7 @@ def count_required_questions(max_loss: float) -> int:
 
 
 def report_plan(n_questions: int, max_loss: float, reporter: ProgressReporter) -> None:
-    """Report whether this number of questions can prove that a gate loses at most `max_loss`; a warning if it cannot."""
+    """Tell the user whether the number of questions is enough for a proof."""
     required = count_required_questions(max_loss)
     proposed = max(RECOMMENDED_QUESTIONS, required)
     loss = f"that skipping loses at most {100 * max_loss:g} % of the answers"
@@ -305,7 +297,7 @@ def report_label_time(
 
 
 def time_question(question: Question, model: Model, retriever: Retriever) -> float:
-    """Return the seconds that answering a question takes, once without and once with passages."""
+    """Return the seconds for answering one question with and without passages."""
     prompts = load_answer_prompts(model=model)
     start = time.perf_counter()
     passages = retriever.search([question.text], 3)[0]

@@ -87,7 +87,7 @@ StepOutputs = Callable[[dict[str, Any]], Sequence[Path]]  # returns the files an
 
 @dataclass
 class ProgressFile:
-    """The progress file of a first run, written after every step, so that an interrupted run can continue.
+    """The progress file of a first run. An interrupted run continues from it.
 
     Attributes:
         folder: Folder of the first run.
@@ -102,7 +102,7 @@ class ProgressFile:
     def run_step(
         self, name: str, inputs: tuple[object, ...], work: StepFunction, outputs: StepOutputs
     ) -> dict[str, Any]:
-        """Run a step and record its result, or return the recorded result if the step need not run again.
+        """Run a step and record its result, or return the recorded result.
 
         Args:
             name: Name of the step.
@@ -120,10 +120,7 @@ class ProgressFile:
 
     @contextlib.contextmanager
     def record_options(self) -> Iterator[None]:
-        """Write the options to the progress file; restore the earlier file if the block raises a KnowgateError.
-
-        So a run with wrong options leaves no trace.
-        """
+        """Write the options to the progress file. A KnowgateError in the block restores the earlier file."""
         file = self.folder / PROGRESS_FILE
         earlier = file.read_bytes() if file.is_file() else None
         self.save()
@@ -143,7 +140,7 @@ class ProgressFile:
 
 
 def open_progress(folder: Path, options: FirstRunOptions) -> ProgressFile:
-    """Load the progress file of a folder and replace its options by new ones. Writes nothing yet.
+    """Load the progress file of a folder, with new options. Writes nothing yet.
 
     Raises:
         ArtifactError: The folder contains files that are not from a first run.

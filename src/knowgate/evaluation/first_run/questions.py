@@ -71,10 +71,7 @@ class FirstRunQuestions:
 
 
 def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporter) -> FirstRunQuestions:
-    """Load the user's questions, without duplicates, in a random order that depends only on each question and the seed.
-
-    So a later run with a larger `count` also uses all questions of this run.
-    """
+    """Load the user's questions without duplicates, in a fixed random order. A larger `count` only adds questions."""
     loaded = load_questions(guess_data_spec(options.questions))
     distinct: dict[str, Question] = {}
     for question in loaded:
@@ -155,7 +152,7 @@ def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
 
 
 def check_index_is_listable(index: str) -> None:
-    """Raise BadSetting if an index is a search endpoint, from which no questions can be written."""
+    """Raise BadSetting for a search endpoint. An endpoint cannot list passages for writing questions."""
     if not Path(index).is_dir():
         raise BadSetting(
             f"index='{index}' is a search endpoint, which does not list its passages, so no questions can be written "
@@ -206,10 +203,7 @@ class QuestionWriter:
     on_progress: Callable[[int, int, int], None]
 
     def write(self, passages: Iterable[IndexedPassage], count: int, max_passages: int) -> None:
-        """Write one question per passage, until `count` questions are usable or `max_passages` were tried.
-
-        Stored questions of an earlier, interrupted call count, and their passages are not tried again.
-        """
+        """Write one question per passage until `count` are usable or `max_passages` are tried."""
         rows = self.folder.written()
         # Fingerprints of the usable questions. `_write_batch` adds new ones to this set.
         usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
@@ -239,9 +233,9 @@ class QuestionWriter:
 
 
 def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: int) -> list[Question]:
-    """Return the first `limit` passages whose row numbers are not in `done`.
+    """Return the first `limit` passages with row numbers not in `done`.
 
-    Each passage is returned as the only context of a placeholder question, because runners take questions.
+    Runners take questions, so each passage is wrapped in one.
     """
     selected: list[Question] = []
     for row, passage in passages:

@@ -46,7 +46,7 @@ CONFIG_HEADER = "# Written by knowgate start"
 
 @dataclass(frozen=True)
 class FirstRunResult:
-    """The result of a first run (`knowgate start`), which chooses a gate for an LLM and documents.
+    """Result of a first run (`knowgate start`): the gate, report and settings.
 
     Attributes:
         choice: The chosen gate.
@@ -70,9 +70,9 @@ class FirstRunResult:
 def first_run(
     options: FirstRunOptions, reporter: ProgressReporter | None = None, *, model: Model | None = None
 ) -> FirstRunResult:
-    """Make a gate for an LLM and documents: build an index, label questions, choose a gate, write report and settings.
+    """Make a gate for an LLM and documents, with report and settings.
 
-    Steps that are done already are not repeated, so after an interruption the same call continues.
+    After an interruption, the same call continues.
 
     Args:
         options: What to run on.
@@ -90,7 +90,7 @@ def first_run(
 
 @dataclass
 class _FirstRun:
-    """Makes a gate for an LLM and documents, from the index to the report; see `run` for the steps.
+    """Makes a gate for an LLM and documents. `run` shows the steps.
 
     Attributes:
         options: The LLM, documents and questions.
@@ -103,7 +103,7 @@ class _FirstRun:
     model: Model | None = None
 
     def run(self) -> FirstRunResult:
-        """Label questions, choose a gate on most of them, measure it on the rest, and write report and settings."""
+        """Label questions, choose a gate, measure it on test questions, and write report and settings."""
         options, reporter = self.options, self.reporter
         self.progress = open_progress(options.out, options)
         # Wrong options raise an error in this block, before any slow step. The progress file is then restored.
@@ -136,7 +136,7 @@ class _FirstRun:
         return self.options.out / "report" / "report.html"
 
     def _build_index(self) -> str:
-        """Build or update the index of the documents and return its folder; return `index` if no documents are given."""
+        """Build or update the index of the documents, and return its folder. Without documents, return `index`."""
         if not self.options.docs:
             return self.options.index
         folder = self.options.out / INDEX_FOLDER
@@ -163,10 +163,7 @@ class _FirstRun:
         return resolve_model(spec)
 
     def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
-        """Fit a policy (gate, threshold and arbiter together) or, with too few questions for that, select a gate.
-
-        If an earlier run has done this with the same inputs, return its choice.
-        """
+        """Fit a policy or, with too few questions, select a gate. A recorded choice for the same inputs is reused."""
         options = self.options
 
         def choose() -> dict[str, Any]:
@@ -177,7 +174,7 @@ class _FirstRun:
             return {"choice": choice.to_record()}
 
         def list_outputs(result: dict[str, Any]) -> list[Path]:
-            """List the folders of the gates that this run has written. If one is missing, the choice is made again."""
+            """List the folders of the written gates. A missing folder makes the step run again."""
             choice = GateChoice.from_record(result["choice"])
             gates = [Path(gate) for gate in (choice.gate, *choice.alternatives)]
             return [gate for gate in gates if gate.is_relative_to(options.out)]
@@ -212,11 +209,7 @@ class _FirstRun:
 
 
 def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
-    """Evaluate the chosen gate on the test questions, write the report, and return the verdict in words.
-
-    The report also shows the gates that were tried but not chosen, and all gates that need no training. If gates cannot
-    be compared, it only shows what the LLM knows.
-    """
+    """Evaluate the chosen gate on test questions, write the report, and return the verdict."""
     runs = labeled.runs("test")
     not_chosen = [gate for gate in choice.alternatives if Path(gate).is_dir()]
     chosen: str | Gate = choice.gate
@@ -238,7 +231,7 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
 
 
 def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
-    """Say how many answers are right with the chosen gate, with retrieval for every question, and without passages."""
+    """Say how many answers are right: with the gate, always retrieving, and without passages."""
     table = evaluation.table
     always, never = int(table.always_right.sum()), int(table.closed_right.sum())
     baselines = f"{always} with retrieval for each, {never} from memory"
@@ -256,11 +249,7 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
 
 
 def write_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str], written_before: str) -> Path:
-    """Write the settings file and return its path.
-
-    A file that the user wrote or changed is not overwritten; then the settings are written to the output folder. Such a
-    file is recognized by its hash, which differs from `written_before`, the hash of the file that we wrote last.
-    """
+    """Write the settings file and return its path. A file changed by the user is not overwritten."""
     may_overwrite = not options.config.exists() or hash_config(options.config) == written_before
     file = options.config if may_overwrite else options.out / "knowgate.toml"
     write_text(file, render_config(options, choice, caveats))
@@ -274,11 +263,7 @@ def hash_config(file: Path) -> str:
 
 
 def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str]) -> str:
-    """Render the settings file as TOML text, with comments.
-
-    If the gate has a guarantee, arbiters (which choose between both answers after a search) are switched off, because the
-    guarantee was proven without one.
-    """
+    """Render the settings file as TOML text, with comments."""
     comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
     # A caveat is left out if the guarantee already mentions it, in the words before the colon.
     comments += [caveat for caveat in caveats if caveat.partition(":")[0] not in comments[0]]
@@ -299,17 +284,14 @@ def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[st
 
 
 def _name_gate(gate: str) -> str:
-    """Return how the settings file names a gate: the path of a folder, or a spec such as 'logprob:min' as it is.
-
-    A gate that comes with knowgate is called `DEFAULT_GATE`, because its path differs between machines.
-    """
+    """Return the gate's name for the settings file: a path, a spec or `DEFAULT_GATE`."""
     if Path(gate).resolve().parent == PACKAGED_GATES.resolve():
         return DEFAULT_GATE
     return _shorten_path(gate) if Path(gate).is_dir() else gate
 
 
 def _shorten_path(path: str) -> str:
-    """Return a path relative to the current folder if it is inside, otherwise the absolute path."""
+    """Return a path relative to the current folder, or absolute if outside."""
     absolute, current = Path(path).resolve(), Path.cwd().resolve()
     is_inside = absolute.is_relative_to(current) and absolute != current
     return str(absolute.relative_to(current)) if is_inside else str(absolute)

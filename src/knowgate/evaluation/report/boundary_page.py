@@ -65,7 +65,7 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
 
 
 def _list_optional_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
-    """Return whether the page shows masked answers, copying and slices, which only some runs have."""
+    """Return whether the page shows masked answers, copying and slices."""
     return {
         "mask": _has_masked_answers(runs),
         "copying": any(run.boundary.copying is not None for run in runs),
@@ -74,7 +74,7 @@ def _list_optional_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
 
 
 def _build_summary_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on what each LLM knows, and how passages change its answers. It has a text and a chart."""
+    """Build the summary section with a text and a chart on the LLM's knowledge."""
     parts = []
     for run in runs:
         headline, *sentences = describe_boundary(run)
@@ -99,20 +99,13 @@ def _has_masked_answers(runs: Sequence[RunReport]) -> bool:
 
 
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on when retrieval helps and harms, depending on mastery and certainty.
-
-    Mastery is the share of sampled answers that are right, certainty how far they agree.
-    """
+    """Build the section on the effect of retrieval, by mastery and certainty. Mastery is the share of right samples."""
     parts = [_draw_run_effects(run) for run in runs]
     return html.render_folded_section("effects", "Who is helped, who is harmed", INTROS["effects"], parts)
 
 
 def _draw_run_effects(run: RunReport) -> str:
-    """Draw how the effect of retrieval depends on what the LLM knows, for one run.
-
-    There are two charts, by mastery (share of right samples) and by certainty (how far they agree), for answers without
-    passages. There are two more for each other way of answering (with passages, with masked passages) that was sampled.
-    """
+    """Draw the effect of retrieval by mastery and certainty, for one run. Certainty says how far the samples agree."""
     if not run.boundary.counts.with_open:
         return html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.")
     pairs = []
@@ -125,10 +118,7 @@ def _draw_run_effects(run: RunReport) -> str:
 
 
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on what is saved and lost if retrieval is skipped for questions of high mastery or certainty.
-
-    Mastery is the share of sampled answers that are right, certainty how far they agree.
-    """
+    """Build the section on savings and losses of skipping questions with high mastery or certainty."""
     drawings = {name: draw_saving_chart(runs, name) for name in INDICATORS}
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]
     runs_without_passages = [run for run in runs if not run.boundary.counts.with_open]
@@ -138,7 +128,7 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
-    """Build the section with the questions that retrieval harmed most (if `name` is 'harmed') or helped ('helped')."""
+    """Build the section with the most harmed or most helped questions. `name` is 'harmed' or 'helped'."""
     intro = (
         "Up to twenty per run, by how much passages change the share of right samples. If both answers were not sampled: "
         "+1 if passages turn the answer right, -1 if they turn it wrong."
@@ -188,7 +178,7 @@ def _describe_ungraded(run: RunReport) -> str:
 
 
 def _describe_passages(run: RunReport) -> str:
-    """Say how accurate the answers with passages are, and how many answers passages turn right or wrong."""
+    """Describe the accuracy with passages, and the answers they turn right or wrong."""
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     if not accuracy.open.n:
         return "No question was answered with passages, so the effect of retrieval is unknown."
@@ -214,7 +204,7 @@ def _format_interval(share: Proportion) -> str:
 
 
 def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
-    """Draw a stacked bar per run that divides its questions by what the LLM knows and whether passages help or harm."""
+    """Draw a stacked bar per run: known, harmed, helped and hopeless questions."""
     groups = []
     for run in runs:
         bars = [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()]
@@ -225,11 +215,9 @@ def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
 
 
 def compute_knowledge_shares(run: RunReport) -> dict[str, float]:
-    """Divide the questions of a run into four parts and return the share of each.
+    """Return the shares of known, harmed, helped and hopeless questions.
 
-    The parts are questions that the LLM answers right without passages (known), right only without (harmed), right only
-    with passages (helped), and wrong either way (hopeless). Without open-book answers there are only 'known' and
-    'hopeless'. The result is empty if no answer is graded.
+    Helped: right only with passages. Hopeless: always wrong.
     """
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     n = benefit.helps + benefit.neutral + benefit.hurts
@@ -274,10 +262,9 @@ def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
 
 
 def draw_effect_chart(run: RunReport, indicator: str, side: str) -> str:
-    """Draw how often retrieval helps, changes nothing or harms, as stacked bars (a panel of KBM's Figure 3).
+    """Draw the effect of retrieval as stacked bars, one per interval of an indicator.
 
-    There is a bar for each interval of the indicator: 'mastery' (share of right samples) or 'certainty' (how far they
-    agree). `side` says on which answers the indicator is measured: 'closed', 'open' or 'mask'.
+    Indicators are 'mastery' and 'certainty'.
     """
     groups = []
     for interval in run.boundary.effects[side][indicator]:
@@ -292,17 +279,16 @@ def draw_effect_chart(run: RunReport, indicator: str, side: str) -> str:
 
 
 def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
-    """Make the bar of the share of questions in an interval on which retrieval has an effect, such as 'harmful'."""
+    """Make the bar for one effect of retrieval, such as 'harmful', in an interval."""
     count = int(getattr(item, effect))
     share = count / item.n if item.n else None
     return Bar(share, EFFECT_STYLES[effect], f"{effect}: {count}")
 
 
 def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
-    """Draw accuracy against searches saved, if questions with a high value of the indicator are skipped.
+    """Draw accuracy against saved searches, when questions of high `indicator` are skipped.
 
-    The indicator is 'mastery' (share of right samples) or 'certainty' (how far they agree). Each run has a second line,
-    straight, for skipping at random. The chart is '' if no run has answers with and without passages.
+    Straight lines show random skips.
     """
     lines: list[PlotLine] = []
     descriptions: list[str] = []

@@ -27,10 +27,7 @@ MAX_TEXT_WIDTH = 60
 
 
 def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
-    """Build all tables of the report of what LLMs know, with the runs side by side.
-
-    Tables about mastery, certainty and MASK answers are left out if no run has them, as with imported answers.
-    """
+    """Build all tables of the knowledge report, with the runs side by side. Tables without data are left out."""
     boundaries = [run.boundary for run in runs]
     yield build_settings_table(runs)
     yield build_accuracy_table(runs)
@@ -51,7 +48,7 @@ def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
 
 
 def build_settings_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of settings and row counts, with a column for each run. Settings that no run records are left out."""
+    """Build the table of settings and row counts, with a column per run."""
     columns = [_describe_run(run) for run in runs]
     rows = []
     for label in columns[0]:  # all runs have the same labels
@@ -99,13 +96,13 @@ def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def get_matched_accuracy(run: RunReport) -> Proportion:
-    """Return closed-book accuracy on the questions with open-book answers, or on all if there are none."""
+    """Return the accuracy without passages, on questions also answered with passages."""
     accuracy = run.boundary.accuracy
     return accuracy.matched if accuracy.open.n else accuracy.closed
 
 
 def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of the correlation between mastery (share of right samples) and certainty (how far they agree)."""
+    """Build the table of the correlation between mastery and certainty. Mastery is the share of right samples."""
     correlations = [run.boundary.correlation for run in runs]
     rows = [
         ("Pearson's r", *(format_number(correlation.r, NOT_DEFINED) for correlation in correlations)),
@@ -118,7 +115,7 @@ def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "closed") -> TextTable:
-    """Build the table of how often retrieval helps, changes nothing or hurts, as in Figure 3 of the paper on KBM.
+    """Build the table of how often retrieval helps, changes nothing or harms.
 
     Args:
         runs: The runs.
@@ -139,22 +136,18 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
 
 
 def has_effects(runs: Sequence[RunReport], side: str) -> bool:
-    """Return whether any run has a question with mastery or certainty of the 'closed', 'open' or 'mask' answers."""
+    """Return whether any run has mastery or certainty values of a side. Sides are 'closed', 'open' and 'mask'."""
     return any(item.n for run in runs for name in INDICATORS for item in run.boundary.effects[side][name])
 
 
 def format_interval(item: EffectInterval) -> str:
-    """Format the limits of an interval, such as '[0.2, 0.4)'. Only the last interval, up to 1, includes its end."""
+    """Format an interval, such as '[0.2, 0.4)'. Only the last one includes its end."""
     bracket = "]" if item.high == 1 else ")"
     return f"[{item.low:.1f}, {item.high:.1f}{bracket}"
 
 
 def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
-    """Make a table row that shows how retrieval affects the questions whose indicator lies in an interval.
-
-    The cells are the limits of the interval, the number of questions, and the shares of them for which retrieval helps,
-    changes nothing, or harms.
-    """
+    """Make the table row of one interval: limits, number of questions, shares of effects."""
     if not item.n:
         return format_interval(item), "0", "empty"
     shares = (count / item.n for count in (item.beneficial, item.neutral, item.harmful))
@@ -162,10 +155,9 @@ def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
 
 
 def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
-    """Build a table of what is saved and lost if retrieval is skipped for questions with a high value of an indicator.
+    """Build the table of savings and losses when questions of high `indicator` are skipped.
 
-    The indicator is 'mastery' (share of sampled answers that are right) or 'certainty' (how much they agree). Each run has
-    a line for always retrieving, one for each marked threshold, and one for never retrieving.
+    Indicators are 'mastery' and 'certainty'.
     """
     rows: list[tuple[str, ...]] = []
     for run in runs:
@@ -181,11 +173,7 @@ def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
 
 
 def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...]:
-    """Make a table row that shows what happens if retrieval is skipped from one threshold on.
-
-    The cells are the threshold, the share of retrievals that are skipped, the accuracy, and how far the accuracy is above
-    that of always retrieving and above that of skipping as many retrievals at random.
-    """
+    """Make the table row of one threshold: searches saved, accuracy, and comparisons."""
     return (
         "always retrieve" if point.threshold is None else f"{point.threshold:.1f}",
         format_percent(point.saved),
@@ -199,10 +187,7 @@ def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...
 
 
 def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of how often LLMs copy the word MASK from passages in which it replaces the gold answers.
-
-    Some columns count only the questions whose sampled answers all agree, which means a certainty of 1.
-    """
+    """Build the table of how often LLMs copy the word MASK. MASK replaces the gold answers in passages."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         rate = run.boundary.copying
@@ -224,16 +209,13 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:
-    """Build a table for each dimension, such as the language, along which a run has several groups of questions."""
+    """Build a table for each dimension with several groups, such as the language."""
     tables = [_build_slice_table(runs, dimension) for dimension in SLICE_DIMENSIONS]
     return [table for table in tables if table is not None]
 
 
 def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable | None:
-    """Build the table of one dimension, such as the language; None if no run has several groups of questions.
-
-    The table has a row for each group, such as 'en', and run.
-    """
+    """Build the table of one dimension, such as the language. None if no run has several groups."""
     # For each run, its groups of questions by value.
     groups_of_runs = [{part.value: part for part in run.boundary.slices if part.dimension == dimension} for run in runs]
     if not any(len(groups) > 1 for groups in groups_of_runs):
@@ -249,17 +231,13 @@ def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable |
 
 
 def _get_slice_order(value: str) -> tuple[bool, int, str]:
-    """Return the sort key of a group of questions, such as 'en'.
-
-    Groups are sorted by name, but thirds by answer frequency ('rare' to 'frequent') in their own order. Questions of
-    unknown group come last, because False sorts before True.
-    """
+    """Return the sort key of a group of questions, such as 'en'. Frequency thirds keep their own order."""
     third = FREQUENCY_THIRDS.index(value) if value in FREQUENCY_THIRDS else -1
     return value == NOT_GIVEN, third, value
 
 
 def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
-    """Make the cells of a group of questions, such as a language: its size, accuracies and mean indicators."""
+    """Make the cells of a group of questions: size, accuracies and indicators."""
     if not item.n:
         return "0", "empty"
     return (
@@ -274,7 +252,7 @@ def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
 
 
 def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of how far graders agree, with a row for each run, kind of answer and pair of graders."""
+    """Build the table of the agreement between graders."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         if not run.boundary.agreements:
@@ -300,14 +278,14 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
 
 
 def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
-    """Make the cells of a question: how retrieval changes the share of right samples and the answer, and its texts."""
+    """Make the cells of a question: effect of retrieval, and texts."""
     change = measure_retrieval_change(row)
     texts = (row.question or row.id, row.closed.text if row.closed else "", row.open.text if row.open else "")
     return f"{change.mastery:+.2f}", f"{change.benefit:+d}", *(shorten(text, MAX_TEXT_WIDTH) for text in texts)
 
 
 def _blank_repeats(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Blank the first cell of each row that has the same first cell as the row above."""
+    """Blank the first cell of rows that repeat the cell above."""
     blanked = []
     above = ""  # first cell of the row above
     for first, *rest in rows:
@@ -317,5 +295,5 @@ def _blank_repeats(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ..
 
 
 def _build_side_by_side(title: str, runs: Sequence[RunReport], rows: Sequence[tuple[str, ...]]) -> TextTable:
-    """Build a table with a column for each run, from rows of a label and one cell per run."""
+    """Build a table with a column per run. Each row has a label and one cell per run."""
     return TextTable(title, ("", *(run.name for run in runs)), tuple(rows))

@@ -97,7 +97,7 @@ def draw_grid(area: PlotArea, *, with_x_ticks: bool = True) -> Iterator[str]:
 
 
 def compute_ticks(axis: Axis) -> list[float]:
-    """Return at most `MAX_TICKS` round numbers along an axis, such as 0.5, 0.55, ..., 0.7 for an axis from 0.48 to 0.71."""
+    """Return round numbers along an axis. Example: 0.5, 0.55, ..., 0.7 for an axis from 0.48 to 0.71."""
     tolerance = 1e-9  # absorbs rounding errors
     span = axis.high - axis.low
     fitting_steps = [step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + tolerance]
@@ -191,7 +191,7 @@ def build_legend(lines: Sequence[PlotLine]) -> str:
 
 
 def _build_legend_entry(line: PlotLine, number: int) -> str:
-    """Build the entry of a line: a checkbox that shows or hides the line, its color and name."""
+    """Build the legend entry of a line: checkbox, color and name."""
     checked = " checked" if line.is_visible else ""
     box = f'<input type="checkbox" data-line="{number}"{checked}>'
     name = escape_html(sanitize_line(line.name))
@@ -199,7 +199,7 @@ def _build_legend_entry(line: PlotLine, number: int) -> str:
 
 
 def _draw_line(area: PlotArea, line: PlotLine, number: int) -> Iterator[str]:
-    """Draw a line and its dot as a group that the checkbox of the same number shows or hides."""
+    """Draw a line and its dot as a group. The checkbox with the same number hides the group."""
     points = " ".join(f"{area.get_x(x):.1f},{area.get_y(y):.1f}" for x, y in line.points)
     hidden = "" if line.is_visible else " off"
     name = escape_html(sanitize_line(line.name))

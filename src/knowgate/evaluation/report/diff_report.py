@@ -37,11 +37,7 @@ class DiffVerdict:
 
 
 def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
-    """Judge whether evaluation B is better or worse than A, by the accuracy of the watched gates.
-
-    B is worse if the accuracy of one of them has certainly fallen (its 95 % interval is below 0). It is better if none
-    has fallen and one has certainly risen.
-    """
+    """Judge whether evaluation B is better or worse than A. Only certain changes in accuracy of watched gates count."""
     watched = [gate for gate in diff.gates if gate.gate in diff.watched and "accuracy" in gate.changes]
     differences = {gate.gate: gate.changes["accuracy"].difference for gate in watched}
     fallen = {gate: change for gate, change in differences.items() if change.high is not None and change.high < 0}
@@ -56,13 +52,13 @@ def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
 
 
 def _list_differences(differences: dict[str, Estimate]) -> str:
-    """Say by how many points the accuracy of each gate in evaluation B is above or below that in A."""
+    """List each gate's change in accuracy from evaluation A to B, in points."""
     texts = (f"'{gate}' {format_points_estimate(difference)}" for gate, difference in differences.items())
     return f"Points of accuracy, with 95 % intervals: {'; '.join(texts)}."
 
 
 def describe_pairing(diff: EvaluationDiff) -> str:
-    """Say whether the differences between A and B are computed question by question (paired), and if not, why."""
+    """Say whether A and B are compared question by question, or why not."""
     if diff.paired:
         return f"Differences are paired, over the {diff.paired:,} questions that A and B share."
     shared = f"share {diff.shared:,} questions" if diff.shared else "share no question (or one keeps no decisions)"
@@ -73,7 +69,7 @@ def describe_pairing(diff: EvaluationDiff) -> str:
 
 
 def describe_uncompared_gates(diff: EvaluationDiff) -> str:
-    """Name the gates that only one evaluation has; empty if there are none."""
+    """Name the gates of only one evaluation, or return ''."""
     uncompared = {"A": diff.only_first, "B": diff.only_second}
     texts = [f"only {side} has {', '.join(gates)}" for side, gates in uncompared.items() if gates]
     return f"Not compared: {'; '.join(texts)}." if texts else ""
@@ -83,7 +79,7 @@ def describe_uncompared_gates(diff: EvaluationDiff) -> str:
 
 
 def build_diff_table(diff: EvaluationDiff, gates: Sequence[GateDiff]) -> TextTable:
-    """Build the table of some gates: each measure has three columns, its value in A, in B, and the difference."""
+    """Build the table of gates. Each measure has three columns: A, B and difference."""
     measures = [measure for measure in MEASURE_NAMES if any(measure in gate.changes for gate in diff.gates)]
     columns = ["gate"]
     for measure in measures:
@@ -98,14 +94,14 @@ def build_diff_table(diff: EvaluationDiff, gates: Sequence[GateDiff]) -> TextTab
 
 
 def select_gates(diff: EvaluationDiff) -> list[GateDiff]:
-    """Select the gates to show: all watched ones, filled up to `MAX_TERMINAL_GATES` with those that changed most."""
+    """Select the gates to show: all watched ones, then the most changed ones."""
     watched = [gate for gate in diff.gates if gate.gate in diff.watched]
     others = sorted((gate for gate in diff.gates if gate not in watched), key=_measure_change, reverse=True)
     return (watched + others)[: max(MAX_TERMINAL_GATES, len(watched))]
 
 
 def _measure_change(gate: GateDiff) -> float:
-    """Return by how much accuracy, or else AUROC, changed in either direction; 0 if the gate has neither."""
+    """Return the absolute change of accuracy, or else of AUROC."""
     change = gate.changes.get("accuracy") or gate.changes.get("auroc")
     return abs(change.difference.value or 0.0) if change else 0.0
 
@@ -120,7 +116,7 @@ def _make_measure_cells(gate: GateDiff, measure: str) -> tuple[str, str, str]:
 
 
 def build_sides_table(diff: EvaluationDiff) -> TextTable:
-    """Build the table that describes the two evaluations: their folder, LLM, questions and recommendation."""
+    """Build the table that describes both evaluations."""
     first, second = diff.first, diff.second
     rows = [
         ("folder", first.name, second.name),

@@ -51,7 +51,7 @@ class HighlightedPolicy:
 
 
 def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> HighlightedPolicy | None:
-    """Select the gate and threshold that the report shows in detail: the recommended ones, or else the best gate.
+    """Select the highlighted gate: the recommended one, or else the best.
 
     Returns:
         None without answers with passages, or without a gate that ranks questions.
@@ -71,11 +71,7 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
 
 
 def rank_gates(evaluation: Evaluation) -> list[GateResult]:
-    """Sort the gates from best to worst.
-
-    The best has the highest mean accuracy over all retrieval rates (area under its frontier) or, without answers with
-    passages, the highest AUROC.
-    """
+    """Sort the gates from best to worst, by mean accuracy over all retrieval rates. Otherwise by AUROC."""
 
     def get_quality(gate: GateResult) -> float:
         """Return the number by which gates are sorted."""
@@ -90,10 +86,7 @@ def rank_gates(evaluation: Evaluation) -> list[GateResult]:
 
 
 def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Draw accuracy against retrieval rate, with a line per gate.
-
-    Visible at first are the highlighted gate, the best gate that needs no fitting, random retrieval and the oracle.
-    """
+    """Draw accuracy against retrieval rate, with a line per gate. Most gates are hidden at first."""
     lines = list(_make_trade_off_lines(evaluation, policy))
     accuracies = [point.y for line in lines for point in line.points]
     y_axis = fit_axis("accuracy", accuracies)
@@ -108,10 +101,7 @@ def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | Non
 
 
 def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[PlotLine]:
-    """Make a line of accuracy by retrieval rate for each gate, for random retrieval and for the oracle.
-
-    All gates are hidden at first, except the one that the report highlights and the best one that needs no fitting.
-    """
+    """Make the lines of all gates, of random retrieval and of the oracle. Most gates are hidden at first."""
     ranked = rank_gates(evaluation)
     highlighted = policy.gate if policy else None
     # A fitted gate must beat the best one that needs no fitting.
@@ -129,14 +119,14 @@ def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | No
 
 
 def _is_unfitted(gate: GateResult) -> bool:
-    """Return whether a gate needs no fitting: its spec starts with the name of a registered gate."""
+    """Return whether a gate needs no fitting, judged by its name."""
     return gate.gate.partition(":")[0] in GATES
 
 
 def _make_gate_line(
     gate: GateResult, css_class: str, *, mark: PlotMark | None = None, suffix: str = "", is_visible: bool = True
 ) -> PlotLine:
-    """Make the line of accuracy by retrieval rate; hidden lines have fewer points, to keep the page small."""
+    """Make a gate's line of accuracy by retrieval rate. Hidden lines have fewer points."""
     steps = FINE_STEPS if is_visible else COARSE_STEPS
     rates = [step / steps for step in range(steps + 1)]
     points = [] if gate.frontier is None else [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates]
@@ -144,7 +134,7 @@ def _make_gate_line(
 
 
 def _make_policy_mark(policy: HighlightedPolicy) -> PlotMark:
-    """Make the dot at the accuracy and retrieval rate of the gate and threshold that the report shows in detail."""
+    """Make the dot at the accuracy and retrieval rate of the highlighted gate."""
     accuracy = estimate_mean(policy.right.astype(float))
     rate = 1 - float(policy.skips.mean())
     tooltip = f"{policy.name}: {format_percent(accuracy.value)} right at {format_percent(rate)} searches"
@@ -161,7 +151,7 @@ def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
 
 
 def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw how often the answer without passages is wrong, among questions of similar need (0 to 1)."""
+    """Draw the error rate without passages, for groups of questions with similar need."""
     bins = np.minimum((gate.needs * BIN_COUNT).astype(int), BIN_COUNT - 1)
     wrong = ~evaluation.table.closed_right
     marks = []
@@ -178,7 +168,7 @@ def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
 
 
 def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw two histograms of need (0 to 1), side by side: of questions that the LLM knows, and of those that it does not."""
+    """Draw histograms of need, for known and for unknown questions. Known means answered right without passages."""
     edges = np.linspace(0, 1, BIN_COUNT + 1)
     known = evaluation.table.closed_right
     n = max(1, len(known))

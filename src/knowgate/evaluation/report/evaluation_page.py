@@ -47,7 +47,7 @@ def write_evaluation_page(
 
 
 def _build_sections(evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float) -> Iterator[str]:
-    """Build the sections of the HTML report of an evaluation: the verdict and a chart first, then the details."""
+    """Build the sections of the evaluation report: verdict, chart, then details."""
     verdict = build_verdict(evaluation, assumptions, max_loss)
     policy = charts.select_policy(evaluation, verdict.recommendation)
     yield html.render_cautions(evaluation.table.list_caveats())
@@ -118,7 +118,7 @@ def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
 
 
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:
-    """Build the table of what always, never and gated retrieval cost, and what the gate saves."""
+    """Build the table of costs of always, never and gated retrieval."""
     policies = verdict.costs.policies.values()
     search_money = [cost.searches * assumptions.price_search for cost in policies]
     money = [cost.money(assumptions.prices) for cost in policies]
@@ -140,14 +140,14 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
 
 
 def _sum_seconds(cost: PolicyCost, search_seconds: float) -> float | None:
-    """Return the seconds of searching and deciding, without answering; None if the decision was not timed."""
+    """Return the seconds of searching and deciding, without answering. None if not timed."""
     return None if cost.decision_seconds is None else cost.searches * search_seconds + cost.decision_seconds
 
 
 def _make_cost_row(
     name: str, amounts: Sequence[float | None], format_amount: Callable[[float], str] = "{:,.0f}".format
 ) -> tuple[str, ...]:
-    """Make a row of the cost table: the amounts of always, never and gated retrieval, and what the gate saves.
+    """Make a cost row: always, never and gated retrieval, and the saving.
 
     Args:
         name: Name of the row.
@@ -165,7 +165,7 @@ def _make_cost_row(
 
 
 def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
-    """Build the section on how a gate and threshold change the accuracy in each group of questions, such as a language."""
+    """Build the section on the accuracy change in each group of questions, such as a language."""
     title = "Where it helps and hurts"
     intro = (
         f"How skipping searches with {policy.name} changes accuracy in each part of the questions, including those it "
@@ -185,7 +185,7 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
 
 
 def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
-    """Build the section with examples of good and bad decisions, those that the gate was surest of."""
+    """Build the section with good and bad decisions. The surest decisions of the gate come first."""
     intro = f"Decisions that {policy.name} was most certain of, with the need for retrieval. Click to open."
     if not evaluation.table.has_text.any():
         intro += f" {html.NO_QUESTION_TEXTS}"
@@ -207,11 +207,7 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
 
 
 def _render_example(evaluation: Evaluation, policy: HighlightedPolicy, row: int) -> str:
-    """Render a question with the need for retrieval that the gate computed (0 = the LLM knows, 1 = retrieve).
-
-    The color of the need tells whether the final answer is right. If the gate skipped the search, this is the closed-book
-    answer (without passages), otherwise the answer with passages.
-    """
+    """Render a question with its need and decision. The color says whether the final answer is right."""
     table, need = evaluation.table, policy.gate.needs[row]
     if policy.skips[row]:
         decision, is_right = "skipped", table.closed_right[row]
@@ -249,7 +245,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 
 def _build_calibration_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Build the section on whether needs (scores from 0 to 1) are calibrated probabilities; '' without gates."""
+    """Build the section on calibration: whether needs are true probabilities."""
     intro = "Whether the need score is a calibrated probability that the LLM does not know the answer."
     highlighted = [policy.gate] if policy else []
     others = [gate for gate in charts.rank_gates(evaluation) if gate not in highlighted]
@@ -266,7 +262,7 @@ def _build_calibration_section(evaluation: Evaluation, policy: HighlightedPolicy
 
 
 def _build_data_section(evaluation: Evaluation) -> str:
-    """Build the section that says which questions were evaluated, and how."""
+    """Build the section on the evaluated questions and settings."""
     table = evaluation.table
     left_out = ", ".join(f"{count} {reason}" for reason, count in table.left_out.items() if count) or "none"
     rows = (

@@ -38,7 +38,7 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def build_detail_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build the tables of details: pairs of gates, checks after retrieval, groups of questions, and topics."""
+    """Build the tables of details, such as pairs of gates and topics."""
     yield build_comparison_table(evaluation)
     yield from _build_post_retrieval_tables(evaluation)
     yield from build_gate_slice_tables(evaluation)
@@ -47,11 +47,7 @@ def build_detail_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build the tables that the terminal shows by default.
-
-    The first compares all gates. Others follow if they were evaluated: the arbiter or judge after retrieval, several
-    rounds of retrieval, and topics.
-    """
+    """Build the tables for the terminal: gates first, then optional results."""
     gates_table = build_short_table(evaluation.gates)
     if evaluation.cascade:
         gates_table = replace(gates_table, title=f"{gates_table.title}, without the arbiter")
@@ -62,10 +58,7 @@ def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def _build_post_retrieval_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build the tables of what happens after the gate's decision, if it was evaluated.
-
-    That is an arbiter, which chooses between both answers, several rounds of retrieval, or a judge of passages.
-    """
+    """Build the tables on steps after the gate. Examples: an arbiter (it picks the answer), a judge of passages."""
     if evaluation.cascade:
         yield build_cascade_table(evaluation.cascade)
     if evaluation.actions:
@@ -75,7 +68,7 @@ def _build_post_retrieval_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def build_full_table(evaluation: Evaluation) -> TextTable:
-    """Join the tables of measures into one, with a row for each gate and dashes where a table does not have the gate."""
+    """Join the tables of measures into one, with a row per gate. Missing values are dashes."""
     tables = [build_ranking_table(evaluation)]
     if evaluation.has_open_answers:
         tables.insert(0, build_answer_table(evaluation.gates))
@@ -95,7 +88,7 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
 
 
 def build_ranking_table(evaluation: Evaluation) -> TextTable:
-    """Build the table that shows how well each gate's score (the need) predicts what the LLM does not know."""
+    """Build the table of how well each gate's need predicts unknown questions."""
     columns = ("gate", "AUROC", "judged right", "AUPRC", "ECE", "Brier", "AURC", "AUROC benefit")
     measures = ("auroc", "judged", "auprc", "ece", "brier", "aurc", "auroc_benefit")
     gates = evaluation.ranking_gates
@@ -115,10 +108,7 @@ def build_frontier_table(evaluation: Evaluation) -> TextTable:
 
 
 def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
-    """Make the row of a gate: its accuracy at some retrieval rates, and at a threshold that was tuned for accuracy.
-
-    The areas are the mean accuracies over all retrieval rates, of the gate and of random retrieval.
-    """
+    """Make the row of a gate: accuracy at several retrieval rates. Areas are mean accuracies over all rates."""
     accuracies = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
     frontier, tuned = gate.frontier, gate.tuned
     areas = [f"{frontier.area:.3f}", f"{frontier.random_area:.3f}"] if frontier else [MISSING_VALUE] * 2
@@ -129,7 +119,7 @@ def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
 
 
 def build_judgment_table(evaluation: Evaluation) -> TextTable:
-    """Build the table of the accuracy without passages, on questions that a gate judges as known and as unknown."""
+    """Build the table of accuracy without passages, on questions judged known and unknown."""
     measures = ("closed_if_known", "closed_if_unknown")
     gates = [gate for gate in evaluation.gates if "closed_if_known" in gate.measures]
     rows = [(gate.gate, *(format_percent_estimate(gate.measures[name]) for name in measures)) for gate in gates]
@@ -152,10 +142,7 @@ def build_comparison_table(evaluation: Evaluation) -> TextTable:
 
 
 def build_gate_slice_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build a table for each dimension, such as the language, with a row per gate and a column per group of questions.
-
-    Cells show accuracy @ retrieval rate, and the gain over random retrieval at that rate.
-    """
+    """Build a table per dimension, such as the language, with a row per gate."""
     for dimension in dict.fromkeys(part.dimension for part in evaluation.slices):
         slices = [part for part in evaluation.slices if part.dimension == dimension]
         columns = ("gate", *(f"{part.value} (n = {part.n})" for part in slices))
@@ -164,10 +151,7 @@ def build_gate_slice_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def _make_slice_cell(part: SliceTable, gate: str) -> str:
-    """Format the result of a gate on a group of questions, such as '52.0 % @ 40.0 % (+1.2)'.
-
-    These are its accuracy, its retrieval rate, and its gain over random retrieval at that rate, in points.
-    """
+    """Format accuracy, retrieval rate and gain over random. Example: '52.0 % @ 40.0 % (+1.2)'."""
     for result in part.rows:
         if result.gate == gate:
             gain = format_points(result.accuracy - result.random)

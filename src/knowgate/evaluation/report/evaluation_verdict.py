@@ -52,7 +52,7 @@ MAX_LISTED_SLICES = 3
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number that stands out, such as '41.2 %', and what it is, such as 'of the searches skipped'."""
+    """A number with its meaning. Example: '41.2 %', 'of the searches skipped'."""
 
     value: str
     description: str
@@ -82,11 +82,7 @@ class EvaluationVerdict:
 
     @property
     def level(self) -> str:
-        """How strongly the gate is recommended: 'use', 'try', 'leave' (no gate) or 'unknown'.
-
-        If the gate is not known to save money, 'use' becomes 'saves' (searches) and 'try' becomes 'may-save'. If it
-        saves hardly any searches but answers more questions right, both become 'gains'.
-        """
+        """Level of the recommendation, such as 'use'. Without known money savings, 'use' becomes 'saves'."""
         level = self.recommendation.level
         if self.recommendation.is_positive and self.recommendation.skips_nothing:
             return "gains"
@@ -96,7 +92,7 @@ class EvaluationVerdict:
 
     @property
     def label(self) -> str:
-        """The level in words, such as 'Worth using' or, if it is known to save no money, 'Saves searches, not money'."""
+        """The level in words, such as 'Worth using' or 'Saves searches, not money'."""
         is_unpaid = self.level in UNPAID_LEVELS.values() and self.costs.money is not None
         return f"{LEVEL_LABELS[self.level]}, not money" if is_unpaid else LEVEL_LABELS[self.level]
 
@@ -108,9 +104,6 @@ class EvaluationVerdict:
 
 def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float) -> EvaluationVerdict:
     """Recommend a gate, or none, and describe the recommendation in words.
-
-    Costs are means per question: of always retrieving, of never retrieving, and of the recommended gate. The arbiter, if
-    there is one, chooses between the answers with and without passages after a search.
 
     Args:
         evaluation: Evaluated gates.
@@ -149,17 +142,14 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
 
 
 def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> PolicyCost:
-    """Estimate the mean cost per question of the recommended gate, on the questions that its accuracy is measured on."""
+    """Estimate the mean cost per question of the recommended gate."""
     gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate)).scores
     skips, has_arbiter = recommendation.held_out_skips, bool(recommendation.arbiter)
     return estimate_gated_cost(evaluation.table, skips, gate, has_arbiter=has_arbiter)
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> str:
-    """Describe how accuracy changes if an arbiter, which chooses between both answers, follows always retrieving.
-
-    Empty if there is no arbiter, if the recommendation is to never retrieve, or if it includes the arbiter.
-    """
+    """Describe the effect of the arbiter after every search. The arbiter picks the answer with or without passages."""
     cascade = evaluation.cascade
     is_included = recommendation.is_positive and recommendation.arbiter
     if cascade is None or recommendation.is_without_retrieval or is_included:
@@ -170,7 +160,7 @@ def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) ->
 
 
 def _describe_losing_slices(recommendation: Recommendation) -> str:
-    """Name the large slices (groups of questions, such as a language) that certainly lose answers; "" without any."""
+    """Name the large groups of questions that certainly lose answers, or return ''."""
     slices = recommendation.losing_slices[:MAX_LISTED_SLICES]
     parts = [f"{part.name} {format_points_estimate(part.change)} (n = {part.n:,})" for part in slices]
     return f"It loses answers on: {'; '.join(parts)}." if parts else ""
@@ -188,7 +178,7 @@ def _describe_calls(costs: CostComparison, search_seconds: float) -> str:
 
 
 def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Warn if many questions are unlike those the recommended gate was fitted on; '' if there are few."""
+    """Return a warning if many questions are unlike the gate's training questions."""
     if recommendation.is_without_retrieval:
         return ""
     gate = evaluation.gate(str(recommendation.gate))
@@ -199,7 +189,7 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
 
 
 def _write_headline(recommendation: Recommendation, costs: CostComparison) -> str:
-    """Write the advice of a recommendation to use or try a gate, or to do without retrieval, and what is in doubt."""
+    """Write the advice in one sentence, including the doubts."""
     is_certain = recommendation.level == "use"
     doubt = "" if is_certain else f", but {_describe_doubt(recommendation)}"
     if recommendation.is_without_retrieval:
@@ -219,7 +209,7 @@ def _write_headline(recommendation: Recommendation, costs: CostComparison) -> st
 
 
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Describe how gate and threshold were chosen, and which proofs of a small loss (guarantees) are stored."""
+    """Describe the choice of gate and threshold, and the stored guarantees."""
     if recommendation.at_own_threshold or not recommendation.agreeing_folds:
         return f"Nothing was chosen on these questions, so all of them measure it. {_list_guarantees(evaluation)}."
     return (
@@ -233,10 +223,7 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _list_guarantees(evaluation: Evaluation) -> str:
-    """Say that the recommended choice has no guarantee (a proof of a small loss), and which gates have one.
-
-    If no gate has one, say how to get it. The final period is left to the caller.
-    """
+    """Say which gates have a guarantee (proof of few lost answers), or how to get one."""
     guarantees = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
     if guarantees:
         # Each guarantee ends with a period, so the next one begins a sentence.
@@ -248,7 +235,7 @@ def _list_guarantees(evaluation: Evaluation) -> str:
 
 
 def _describe_difference(recommendation: Recommendation) -> str:
-    """Say how many searches are skipped, how accuracy changes by that, and on which questions."""
+    """Say how many searches are skipped, and how accuracy changes."""
     difference = f"{format_points(recommendation.difference.value or 0.0)} points of accuracy against always retrieving"
     skipped = f"it skips {format_percent(recommendation.held_out_skipped.value)} of the searches"
     questions = _name_questions(recommendation).capitalize()
@@ -256,17 +243,13 @@ def _describe_difference(recommendation: Recommendation) -> str:
 
 
 def _name_questions(recommendation: Recommendation) -> str:
-    """Name the questions that the verdict is measured on: held-out ones, if gate and threshold were chosen here."""
+    """Name the measured questions: held-out ones if the gate was chosen here."""
     was_chosen_here = recommendation.agreeing_folds and not recommendation.at_own_threshold
     return "on held-out questions" if was_chosen_here else "on these questions"
 
 
 def _describe_chance(recommendation: Recommendation) -> str:
-    """Say whether the verdict may be due to chance.
-
-    For a gate that was chosen on these questions, this is how many evaluations of shuffled, meaningless scores got the
-    same verdict. If the gate is not certainly better than skipping searches at random, its gain follows.
-    """
+    """Say whether the verdict may be chance. `CHANCE_COUNTS` are from tests with shuffled scores."""
     sentences = []
     if recommendation.agreeing_folds and not recommendation.is_without_retrieval:
         count = CHANCE_COUNTS[recommendation.level]
@@ -279,7 +262,7 @@ def _describe_chance(recommendation: Recommendation) -> str:
 
 
 def _describe_doubt(recommendation: Recommendation) -> str:
-    """Say in a few words what is not certain about a gate that is worth a try."""
+    """Say in a few words why a gate is not certainly useful."""
     low = recommendation.difference.low
     loss = format_point_count(recommendation.max_loss)
     if low is None or low < -recommendation.max_loss:
@@ -292,7 +275,7 @@ def _describe_doubt(recommendation: Recommendation) -> str:
 
 
 def _list_key_figures(recommendation: Recommendation, costs: CostComparison) -> list[KeyFigure]:
-    """List the numbers that stand out: searches skipped, accuracy, LLM calls and money, all of the same questions."""
+    """List the key figures: searches skipped, accuracy, LLM calls and money."""
     difference = recommendation.difference
     skipped = f"of the searches skipped {_name_questions(recommendation)}"
     calls = f"LLM calls per question, always retrieving makes {costs.always.calls:.2f}"
@@ -305,10 +288,7 @@ def _list_key_figures(recommendation: Recommendation, costs: CostComparison) -> 
 
 
 def _make_money_figure(costs: CostComparison) -> KeyFigure:
-    """Make the figure of the money that the gate saves, or costs more than always retrieving.
-
-    If the amount is unknown, the figure is the price of an LLM call below which the gate saves money.
-    """
+    """Make the figure of the money saved. If unknown, show the highest profitable price of an LLM call."""
     if costs.money is None:
         return KeyFigure(format_price(costs.break_even_call), "per LLM call: it pays below this price")
     verb = "saved" if costs.money >= 0 else "extra cost"
@@ -319,7 +299,7 @@ def _make_money_figure(costs: CostComparison) -> KeyFigure:
 
 
 def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
-    """Say that no gate is recommended, or why that cannot be said, followed by the reason and what to do about it."""
+    """Explain why no gate is recommended, and what to do."""
     if not evaluation.has_open_answers:
         return [
             "The cost of skipping is unknown, because no question was answered with passages.",
@@ -345,7 +325,7 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Say why no gate is worth using: the LLM knows too little, or no gate is shown to tell what it knows."""
+    """Say why no gate is worth using."""
     known_share = float(evaluation.table.closed_right.mean())
     known = format_percent(known_share)
     if known_share < LOW_KNOWN_SHARE:
@@ -359,7 +339,7 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
 
 
 def _describe_best_choice(recommendation: Recommendation) -> str:
-    """Describe the best gate and threshold that were found; '' if there are none."""
+    """Describe the best gate and threshold found, or return ''."""
     if recommendation.gate is None:
         return ""
     gain = f"; {describe_gain(recommendation)}" if recommendation.gain.value is not None else ""
@@ -373,7 +353,7 @@ def _describe_best_choice(recommendation: Recommendation) -> str:
 
 
 def _describe_best_ranking(evaluation: Evaluation) -> str:
-    """Describe the gate that best tells known from unknown questions (highest AUROC); '' if there is none."""
+    """Describe the gate with the highest AUROC, or return ''. AUROC says how well unknown questions are told apart."""
     gates = [gate for gate in evaluation.ranking_gates if gate.measures["auroc"].value is not None]
     if not gates:
         return ""
@@ -388,7 +368,7 @@ def _describe_best_ranking(evaluation: Evaluation) -> str:
 
 
 def describe_savings(costs: CostComparison, assumptions: CostAssumptions) -> str:
-    """Describe in one to three sentences what a gate saves, and at which price it breaks even."""
+    """Describe the savings of a gate, and the price to break even."""
     start = f"On {SAVINGS_QUESTIONS:,} questions that saves {SAVINGS_QUESTIONS * costs.searches:,.0f} searches"
     prices = describe_prices(assumptions)
     if costs.money is None:
@@ -411,7 +391,7 @@ def describe_savings(costs: CostComparison, assumptions: CostAssumptions) -> str
 
 
 def _describe_always_cost(evaluation: Evaluation, costs: CostComparison, assumptions: CostAssumptions) -> str:
-    """Say what always retrieving costs; '' if that is unknown."""
+    """Say the cost of always retrieving, or return '' if unknown."""
     per_question = costs.always.money(costs.prices)
     if not evaluation.has_open_answers or per_question is None:
         return ""
@@ -438,6 +418,6 @@ def format_point_count(share: float) -> str:
 
 
 def describe_gain(recommendation: Recommendation) -> str:
-    """Say by how many points the accuracy of a gate is above that of chance, which skips as many searches at random."""
+    """Say the accuracy gain of a gate over skipping as many searches at random."""
     gain = f"{format_points(recommendation.gain.value or 0.0)} points{format_interval(recommendation.gain)}"
     return f"against as many skips at random it gains {gain}"

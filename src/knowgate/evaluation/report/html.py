@@ -49,7 +49,7 @@ def _read_file(name: str) -> str:
 
 @cache
 def load_texts(table: str) -> dict[str, Any]:
-    """Load one table of `texts.toml`, such as the definitions of the columns of a report, by name."""
+    """Load one table of `texts.toml`, such as the definitions of columns."""
     texts: dict[str, Any] = tomllib.loads(_read_file("texts.toml"))[table]
     return texts
 
@@ -160,7 +160,7 @@ def _render_scrolling_table(content: str, title: str, css_class: str) -> str:
 
 
 def _render_head(column: str, definitions: Mapping[str, str], *, with_link: bool) -> str:
-    """Render the head of a column, which shows its definition when it is pointed at, and links to it if wanted."""
+    """Render a column's head. Its definition shows on hover."""
     if not column:
         return "<td></td>"
     name = escape_html(column)
@@ -173,7 +173,7 @@ def _render_head(column: str, definitions: Mapping[str, str], *, with_link: bool
 
 
 def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False) -> str:
-    """Render a row. The last cell of a row that is too short spans the remaining columns."""
+    """Render a row. In a short row, the last cell spans the remaining columns."""
     first, *rest = row
     cells = [f'<th scope="row">{render_text(first)}</th>' if first else "<td></td>"]
     cells += [f"<td>{escape_html(cell)}</td>" for cell in rest]
@@ -187,10 +187,7 @@ def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False)
 
 
 def render_extreme_question(row: LabelRow) -> str:
-    """Render a question that retrieval helped or harmed, marked with the change of its share of right samples.
-
-    If that is unknown or 0, the mark says whether retrieval turned the answer right (+1) or wrong (-1).
-    """
+    """Render a question with a mark for the effect of retrieval. Example: +0.30 means more right samples."""
     change = measure_retrieval_change(row)
     color = "harmed" if change < NO_CHANGE else "helped"
     number = f"{change.mastery:+.2f}" if change.mastery else f"{change.benefit:+d}"
@@ -220,7 +217,7 @@ def render_question(row: LabelRow, mark: str, note: str) -> str:
 
 
 def _render_answer(answer: GradedAnswer) -> str:
-    """Render an answer with its grade and, if known, its mastery (share of right samples) and certainty (agreement)."""
+    """Render an answer with its grade, mastery and certainty. Mastery is the share of right samples."""
     verdict = {True: "right", False: "wrong", None: "not graded"}[answer.correct]
     indicators = {"mastery": answer.mastery, "certainty": answer.certainty}
     known = [f"{name} {format_number(value)}" for name, value in indicators.items() if value is not None]

@@ -78,6 +78,6 @@ def build_summary(evaluation: Evaluation, options: ReportOptions) -> dict[str, A
 
 
 def check_report_folder(folder: Path) -> None:
-    """Raise BadSetting if a folder holds files that do not belong to a report."""
+    """Raise BadSetting if a folder holds other files besides a report's."""
     files = [PAGE_FILE, SUMMARY_FILE, TABLES_FILE, DECISIONS_FILE, RUNS_FOLDER]
     check_output_folder(folder, files, "a report's")

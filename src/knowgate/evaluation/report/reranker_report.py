@@ -40,11 +40,7 @@ class RerankerVerdict:
 
 
 def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
-    """Judge whether the best reranker is worth using.
-
-    It is judged by how early it puts passages that help, as the first source of preferences measured that, and by the
-    answers of LLMs if there are any.
-    """
+    """Judge whether the best reranker is worth using. Ranking quality and LLM answers count."""
     first_source = next(iter(comparison.rankings))
     measures = comparison.rankings[first_source].measures
     means = measures.means[MAIN_MEASURE]
@@ -78,11 +74,7 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
 
 
 def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["use", "try", "leave"]:
-    """Decide whether to use a reranker, to try it, or to leave the passages in the retriever's order.
-
-    'leave': It ranks no better than the retriever, or an LLM certainly answers worse with its passages.
-    'use': LLMs answered with its passages, and all of them certainly answer better.
-    'try': Otherwise.
+    """Decide whether to use a reranker, to try it, or to leave it. 'use' needs better answers of every LLM.
 
     Args:
         gain: Ranking measure of the reranker minus that of the retriever.

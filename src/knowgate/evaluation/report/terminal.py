@@ -29,7 +29,7 @@ class TerminalTable:
     table: TextTable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield a rich table of the columns that fit, and a line that names the others."""
+        """Yield a table of the columns that fit, then the names of the others."""
         columns = [_Column.measure(self.table, index) for index in range(len(self.table.columns))]
         n_fitting = _count_fitting(columns, options.max_width)
         shown, left_out = columns[:n_fitting], columns[n_fitting:]
@@ -55,7 +55,7 @@ def render_tables(tables: Iterable[TextTable]) -> Group:
 
 @dataclass(frozen=True)
 class _Column:
-    """Widths of a column: that of its longest cell, and the smallest at which nothing is cut."""
+    """A table column with two widths: natural, and smallest without cutting."""
 
     name: str
     natural_width: int
@@ -63,11 +63,7 @@ class _Column:
 
     @classmethod
     def measure(cls, table: TextTable, index: int) -> _Column:
-        """Measure the widths of a column of a table: of its longest cell, and the smallest at which nothing is cut.
-
-        A number and its interval, as in '0.8 [0.7, 0.9]', may stand on two lines, and longer texts are wrapped. But no
-        word and no interval is broken, and texts get at least `MIN_TEXT_WIDTH`.
-        """
+        """Measure the natural and the smallest width of a column. Words and intervals such as [0.7, 0.9] stay whole."""
         name = sanitize_line(table.columns[index])
         cells = [name]
         min_width = 1
@@ -82,7 +78,7 @@ class _Column:
 
 
 def _measure_wrapped_width(cell: str) -> int:
-    """Return the width of a cell if its interval is put below its number, and a long text is wrapped."""
+    """Return the width of a wrapped cell. An interval goes below its number."""
     if cell_len(cell) > MIN_TEXT_WIDTH:
         return MIN_TEXT_WIDTH
     return _measure_max_width(INTERVAL_START.split(cell))

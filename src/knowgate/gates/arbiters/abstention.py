@@ -45,10 +45,9 @@ NEUTRAL_BELIEF = 0.5
 
 @dataclass(frozen=True)
 class RulesArbiter(Arbiter):
-    """Uses the closed-book answer if only the answer with passages says that it cannot tell (abstains).
+    """Uses the answer without passages if only the answer with passages abstains.
 
-    The arbiter calls no model. By default it is applied only to questions for which the gate has already read a
-    complete closed-book answer as its draft.
+    To abstain means to say "I cannot tell" or the like. No model is called.
 
     Attributes:
         words: Text file with one abstention phrase per line. Default: the packaged English and Chinese phrases.
@@ -75,15 +74,14 @@ class RulesArbiter(Arbiter):
 
     @functools.cached_property
     def phrases(self) -> tuple[str, ...]:
-        """The abstention phrases, normalized and surrounded by spaces, so that they match whole words only."""
+        """The normalized abstention phrases. Spaces around them make only whole words match."""
         phrases = _read_phrases(self.words) if self.words else (*ENGLISH_PHRASES, *CHINESE_PHRASES)
         return tuple(join_tokens(phrase) for phrase in phrases)
 
     def abstains(self, answer: str) -> bool:
-        """Return whether an answer says that it does not know.
+        """Return whether an answer says "I do not know" or the like.
 
-        It does if it is empty, if it consists of a word such as 'unknown', or if a phrase such as 'cannot determine'
-        occurs in its first `ABSTENTION_WINDOW` characters.
+        Only the start of the answer is searched for phrases.
         """
         text = normalize(answer[:COMPARED_CHARACTERS])
         if not text or text in NORMALIZED_ABSTENTIONS:
@@ -92,10 +90,9 @@ class RulesArbiter(Arbiter):
         return any(phrase in start for phrase in self.phrases)
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Return for each pair of answers how probably they are right; the more probable one is given to the user.
+        """Return how probably the two answers to each question are right.
 
-        The closed-book answer (without passages) gets the higher probability if only the open-book answer (with
-        passages) says that it cannot tell. Otherwise both get the same, and the open-book answer is given.
+        Equal probabilities mean: use the answer with passages.
         """
         beliefs = []
         for pair in answers:
@@ -106,10 +103,9 @@ class RulesArbiter(Arbiter):
         return beliefs
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether an answer with passages is certain to be chosen if it begins like this.
+        """Return whether an answer with this beginning cannot be an abstention.
 
-        Only an abstention such as 'cannot determine' can prevent that, and it is looked for in the first
-        `ABSTENTION_WINDOW` characters. An answer that is certain to be chosen can be streamed before it is complete.
+        Such an answer can be streamed at once.
         """
         return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning)
 
@@ -119,9 +115,7 @@ RULES_ARBITER = RulesArbiter()  # the default arbiter
 
 
 def _read_phrases(file: str) -> list[str]:
-    """Read phrases such as 'not mentioned', by which an answer says that it cannot tell, from a text file.
-
-    There is one phrase per line. Lines without letters or digits are skipped.
+    """Read abstention phrases such as 'not mentioned' from a text file, one per line.
 
     Raises:
         BadSetting: The file cannot be read, or it contains no phrase.

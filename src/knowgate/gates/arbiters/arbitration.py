@@ -20,7 +20,7 @@ def answers_agree(pair: AnswerPair) -> bool:
 
 
 def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief | None]:
-    """Ask an arbiter how likely each of the two answers to a question is to be right.
+    """Ask an arbiter how probably each of two answers is right.
 
     Returns:
         One belief per pair of answers; None for pairs that agree, about which the arbiter is not asked.
@@ -38,7 +38,7 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
 
 
 def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
-    """Ask an arbiter how probably each answer is right, and check what it returns, because it may be a plugin.
+    """Ask an arbiter how probably each answer is right, and check its results.
 
     Raises:
         ModelError: The arbiter did not return one belief per pair of answers, or a probability is not from 0 to 1.
@@ -61,13 +61,13 @@ def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
 
 
 def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[ArbiterChoice]:
-    """Choose between the closed-book and the open-book answer to each question, and give the reason."""
+    """Choose the answer without or with passages for each question, with a reason."""
     beliefs = compute_beliefs(arbiter, answers)
     return [_choose(arbiter.name, pair, belief) for pair, belief in zip(answers, beliefs, strict=True)]
 
 
 def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterChoice:
-    """Choose the answer to give: the one that an arbiter finds more likely to be right.
+    """Choose the answer with the higher probability of being right.
 
     Args:
         arbiter: Name of the arbiter.
@@ -85,9 +85,6 @@ def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterCho
 
 
 def format_probabilities(closed: float, opened: float, note: str = "") -> str:
-    """Say how probably the answer from memory (`closed`) and the answer with passages (`opened`) are right.
-
-    A note, for example that the arbiter was fitted on another LLM, is appended.
-    """
+    """Say how probably the answers from memory and with passages are right."""
     text = f"right with probability {closed:.2f} from memory, {opened:.2f} with passages"
     return f"{text}; {note}" if note else text

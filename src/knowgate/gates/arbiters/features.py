@@ -35,9 +35,9 @@ def _read_words(answer: str) -> list[str]:
 
 
 def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], float]) -> float | None:
-    """Return the logarithm of a statistic of an answer's token probabilities, such as their mean.
+    """Return the logarithm of a statistic of an answer's token probabilities.
 
-    Returns None if the LLM gave no token probabilities. An empty answer gets the logarithm of MIN_PROBABILITY.
+    None means: the LLM gave no probabilities.
     """
     if answer.tokens is None:
         return None
@@ -46,13 +46,13 @@ def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], fl
 
 
 def _question_overlap(answer: Completion, pair: AnswerPair) -> float:
-    """Return the share of the words of one answer that also occur in the question."""
+    """Return the share of an answer's words that occur in the question."""
     words, question_words = _read_words(answer.text), set(tokenize(pair.question.text))
     return sum(word in question_words for word in words) / max(1, len(words))
 
 
 def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
-    """Return the share of the retrieved passages that contain the answer; None if there are no passages."""
+    """Return the share of passages with the answer in them, or None without passages."""
     if not pair.passages:
         return None
     words = " ".join(_read_words(answer.text))
@@ -67,7 +67,7 @@ def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
 
 
 def _word_f1(pair: AnswerPair) -> float:
-    """Return the F1 score of the words of the closed-book and the open-book answer: 1 if they use the same words."""
+    """Return the F1 score between the words of the two answers. Equal words give 1."""
     closed, opened = set(_read_words(pair.closed.text)), set(_read_words(pair.open.text))
     return 2 * len(closed & opened) / max(1, len(closed) + len(opened))
 
@@ -84,10 +84,7 @@ def _rank_scores(pair: AnswerPair) -> list[float]:
 
 
 def _score_lead(pair: AnswerPair) -> float | None:
-    """Return how far the best retrieval score leads the second best, relative to the best: (best - second) / best.
-
-    The result is 1 if a single passage has a score, and None if no passage has one.
-    """
+    """Return how far the best retrieval score leads the second best. This is (best - second) / best."""
     scores = _rank_scores(pair)
     if len(scores) < 2:
         return 1.0 if scores else None
@@ -117,10 +114,9 @@ PASSAGE_FEATURES = frozenset({"closed_in_passages", "open_in_passages", "best_sc
 
 
 def compute_answer_feature(name: str, pair: AnswerPair) -> float | None:
-    """Compute a feature of a pair of answers by its name.
+    """Compute a feature of a pair of answers by name.
 
-    Names such as 'closed_words' are features of the answer without passages, 'open_words' of the answer with passages.
-    All other names are features of both. Returns None if log-probabilities or passages that it needs are missing.
+    Example: 'open_words' is a feature of the answer with passages.
     """
     if name in PAIR_FEATURES:
         return PAIR_FEATURES[name](pair)
@@ -160,18 +156,17 @@ class FeaturesArbiterOptions:
 
 
 class FeaturesArbiter(FittedArbiter):
-    """Predicts with two logistic regressions whether the closed-book and the open-book answer are right.
+    """Predicts with two logistic regressions how probably the two answers are right.
 
-    The features are the lengths and token probabilities of the answers, whether they agree or abstain, and whether the
-    passages contain them.
+    Features are, for example, the lengths, token probabilities and agreement of the answers.
 
     Needs: log-probabilities if it was fitted with them. Cost: nothing beyond the closed-book answer.
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the folder of the arbiter names an unknown feature, or if its tensors are wrong.
+        """Raise BadInput if the features or tensors of the arbiter are wrong.
 
-        It has two classifiers: one for answers without passages ('closed') and one for answers with them ('open').
+        Each side, closed-book and open-book, has a classifier.
         """
         names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):

@@ -26,10 +26,7 @@ ARBITER_KIND = "a fitted arbiter"
 
 @dataclass(frozen=True)
 class SideCalibrations:
-    """How an arbiter turns raw scores into probabilities that answers are right.
-
-    There is one function for closed-book answers (without passages) and one for open-book answers (with passages).
-    """
+    """Functions from raw scores to probabilities, for answers without (`closed`) and with passages (`open`)."""
 
     closed: gate_manifest.CalibrationRecord
     open: gate_manifest.CalibrationRecord
@@ -55,7 +52,7 @@ class ArbiterManifest(gate_manifest.FittedManifest):
 
 
 def read_arbiter_manifest(value: Mapping[str, Any], where: str) -> ArbiterManifest:
-    """Validate the content of `arbiter.json`; unknown fields, which later versions may add, are ignored.
+    """Validate the content of `arbiter.json`. Unknown fields are ignored.
 
     Args:
         value: The parsed JSON.
@@ -80,9 +77,7 @@ def is_arbiter_folder(path: str | Path) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class FittedArbiter(Arbiter):
-    """An arbiter that was trained on recorded answers (label runs) and is loaded from a folder.
-
-    Subclasses implement `raw`.
+    """An arbiter trained on label runs (recorded answers) and loaded from a folder. Subclasses implement `raw`.
 
     Attributes:
         artifact: Manifest and weights of the folder.
@@ -120,10 +115,7 @@ class FittedArbiter(Arbiter):
 
     @property
     def name(self) -> str:
-        """Name of the arbiter, which is the name of its folder.
-
-        An arbiter that lies inside the folder of a gate is called by its kind instead, such as 'features'.
-        """
+        """Name of the arbiter's folder. Inside the folder of a gate, it is the arbiter's kind, such as 'features'."""
         folder = self.artifact.path
         is_in_gate_folder = is_artifact(folder.parent)
         return str(self.artifact.manifest["arbiter"]) if is_in_gate_folder else folder.name
@@ -161,10 +153,7 @@ class FittedArbiter(Arbiter):
         """
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Return the probabilities that the closed-book and the open-book answer to each question are right.
-
-        `raw` computes scores for both, and the calibrations in the manifest turn them into probabilities.
-        """
+        """Return how probably the closed-book and the open-book answer to each question are right."""
         if not answers:
             return []
         calibrations = self.artifact.manifest["calibration"]
@@ -178,7 +167,7 @@ class FittedArbiter(Arbiter):
 
 
 class FittedRulesArbiter(FittedArbiter):
-    """Gives the closed-book answer if only the open-book answer says that it cannot tell.
+    """Gives the answer without passages if only the answer with passages abstains.
 
     Needs: the texts of both answers. Cost: nothing beyond the closed-book answer.
     """

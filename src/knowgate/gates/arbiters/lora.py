@@ -36,12 +36,12 @@ class LoraArbiterOptions(JudgeOptions):
 
 @dataclass(frozen=True, repr=False)
 class LoraArbiter(FittedArbiter):
-    """Asks a fine-tuned judge model, which reads both answers, whether each of them is right.
+    """Asks a fine-tuned judge model whether each of two answers is right.
 
     The judge answers Yes or No, and P(right) = P(Yes) / (P(Yes) + P(No)).
 
-    Needs: the texts of both answers; passages if it was fitted with them. Cost per question: two prefills of 70 tokens
-    plus both answers for each member of the judge ensemble. It costs nothing if the answers agree.
+    Needs: the texts of both answers. Passages if it was fitted with them. Cost per question: each judge model reads 70
+    tokens plus both answers twice. Answers that agree cost nothing.
     """
 
     def check(self, tensors: TensorValidator) -> None:
@@ -70,7 +70,7 @@ class LoraArbiter(FittedArbiter):
 def encode_answer_pairs(
     judge: CausalJudge, answers: Sequence[AnswerPair], side: str, tokens: int, passages: int
 ) -> list[LabelPromptTokens]:
-    """Tokenize the prompts that ask the judge whether one of the two answers is right.
+    """Tokenize prompts for the judge. Each asks whether one of two answers is right.
 
     Args:
         judge: The judge.

@@ -50,9 +50,9 @@ class ArbiterChoices:
 
 @dataclass(frozen=True)
 class _NamedArbiter:
-    """An arbiter, and the name and fingerprint under which label runs record its beliefs.
+    """An arbiter, with the name and fingerprint of its recorded results.
 
-    `arbiter` is None if the user gave only the name of recorded beliefs, so that there is no arbiter to load.
+    `arbiter` is None if only recorded results are used.
     """
 
     name: str
@@ -79,7 +79,7 @@ def _to_completion(answer: GradedAnswer) -> Completion:
 
 
 def get_arbiter_folder(arbiter: str | Arbiter | None) -> str | None:
-    """Return the folder of a fitted arbiter, given as an object or as its folder; None for everything else."""
+    """Return the folder of a fitted arbiter, or None for everything else."""
     if isinstance(arbiter, FittedArbiter):
         return str(arbiter.artifact.path)
     return arbiter if isinstance(arbiter, str) and is_arbiter_folder(arbiter) else None
@@ -92,10 +92,9 @@ def arbitrate(
     plug_in: bool = False,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> ArbiterChoices:
-    """Choose between the answer without passages (closed-book) and with passages (open-book) for every row of a table.
+    """Choose between the answer without and with passages for every row of a table.
 
-    The arbiter estimates how probably each answer is right. The label runs (folders of graded answers) record these
-    estimates, so that it is asked only about rows for which there are none yet.
+    Recorded choices of the arbiter are reused.
 
     Args:
         table: Rows with closed-book and open-book answers.
@@ -123,7 +122,7 @@ def arbitrate(
 
 
 def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -> _NamedArbiter:
-    """Load an arbiter for the answers of a label table, or find the name of one whose results the table records.
+    """Load an arbiter, or find its recorded results by name.
 
     Args:
         table: The label table.
@@ -151,10 +150,9 @@ def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -
 def _complete_beliefs(
     run: Path, rows: Sequence[LabelRow], named: _NamedArbiter, on_progress: ProgressCallback
 ) -> RecordedBeliefs:
-    """Return an arbiter's beliefs (how probably each answer is right) for the rows of a label run.
+    """Return how probably each answer of a label run is right.
 
-    Beliefs that the run already records are reused. The others are computed and written into the run. Rows without an
-    answer with passages (`row.open`) are skipped, because the arbiter has nothing to choose there.
+    Recorded results are reused, missing ones are computed and written.
 
     Raises:
         BadInput: Beliefs are missing, but there is no arbiter to compute them: the user gave only its recorded name.
@@ -181,10 +179,9 @@ def _complete_beliefs(
 
 
 def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: Arbiter) -> RecordedBeliefs:
-    """Return an arbiter's recorded beliefs (how probably each answer is right) together with those for further rows.
+    """Ask an arbiter about more rows, and return old and new results.
 
-    If the two answers of a row agree, the arbiter is not asked and its belief is None. The id of the row is then
-    recorded in `agreed`.
+    If two answers agree, the arbiter is not asked.
     """
     computed = compute_beliefs(arbiter, [get_answer_pair(row) for row in rows])
     closed = dict(recorded.closed)
@@ -200,7 +197,7 @@ def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: A
 
 
 def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
-    """Raise an error if texts, passages or log-probabilities that the arbiter reads are missing in all rows."""
+    """Raise an error if no row has the data for this arbiter."""
     if not any(row.question for row in rows):
         raise BadSetting(
             f"the label run '{run}' was packed without texts, but the arbiter '{arbiter.name}' reads questions and "

@@ -19,7 +19,7 @@ NO_ARBITER = "none"
 
 
 def get_policy_arbiter(gate: str | Gate) -> str | None:
-    """Return the spec of the arbiter that belongs to a policy: a gate that was fitted together with an arbiter.
+    """Return the spec of the arbiter of a policy. A policy is a gate fitted together with an arbiter.
 
     Args:
         gate: A gate, or its spec or folder.
@@ -39,10 +39,9 @@ def get_policy_arbiter(gate: str | Gate) -> str | None:
 
 
 def load_policy_arbiter(gate: Gate, default: Arbiter | None) -> Arbiter | None:
-    """Load the arbiter that was fitted together with a gate.
+    """Load the arbiter of a policy (a gate fitted with an arbiter).
 
-    Such a gate is called a policy. For every other gate, `default` is returned. The result is None if the policy
-    says that no arbiter is used.
+    Other gates get `default`. None means no arbiter.
     """
     spec = get_policy_arbiter(gate)
     if spec is None:

@@ -50,10 +50,9 @@ QUESTIONS_KEY = "questions"  # metadata field of the reference file that holds t
 
 
 def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
-    """Choose the features by which questions are compared with the training questions of a gate.
+    """Choose the features for comparing a question with the training questions.
 
-    A question that is far from all training questions may be decided wrong. The features are the hidden state of the
-    lowest layer that the gate reads. If it reads none, they are the 'look' of the question, such as its length.
+    'look' means features such as the question's length.
 
     Args:
         layers: The layers whose hidden states the gate reads.
@@ -67,7 +66,7 @@ def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
 def read_distance_features(
     source: Mapping[str, Any], questions: Sequence[Question], readings: Sequence[Reading]
 ) -> Vector:
-    """Return the features by which questions are compared with the training questions, one row per question.
+    """Return the features for comparing questions with the training questions.
 
     Args:
         source: The field `distance` of the manifest: 'state' is a hidden state of the LLM, 'look' are features of the
@@ -81,9 +80,7 @@ def read_distance_features(
 
 
 def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
-    """Check that the tensors with which a gate measures how far a question is from its training questions are valid.
-
-    `compute_distances` explains their names.
+    """Check the tensors for measuring how far a question is from the training questions.
 
     Args:
         tensors: The tensors of the gate.
@@ -100,11 +97,9 @@ def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any]
 
 
 def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
-    """Fit a Mahalanobis distance, which measures how far a question is from the training questions.
+    """Fit a Mahalanobis distance between a question and the training questions.
 
-    It uses the variance along each of the first principal directions of the features (`along`), and one common
-    variance for all other directions (`across`). Distances are divided by `edge`, so that 99 % of `held_out` are below
-    1.
+    99 % of `held_out` get a distance below 1.
 
     Args:
         features: Features of the training questions, one row per question.
@@ -138,11 +133,9 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
 
 
 def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
-    """Compute the distance of each row of features from the training questions.
+    """Compute how far each row of features is from the training questions.
 
-    This is a Mahalanobis distance: differences count less in directions in which the training questions vary more. The
-    tensor 'along' has the variances along the principal 'directions', 'across' the variance in all other directions.
-    The distance is divided by 'edge', so that 99 % of held-out questions of the same kind have a distance below 1.
+    99 % of similar questions have a distance below 1.
     """
 
     def get(name: str) -> FloatArray:
@@ -157,7 +150,7 @@ def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
 
 
 def compute_far_share(distances: Sequence[float | None]) -> float | None:
-    """Compute the share of questions that are far from the training questions; None if no distance is known."""
+    """Compute the share of questions far from the training questions. Unknown distances are left out."""
     known = [distance for distance in distances if distance is not None]
     if not known:
         return None
@@ -165,7 +158,7 @@ def compute_far_share(distances: Sequence[float | None]) -> float | None:
 
 
 def format_far_warning(gate: str, share: float | None, n: int) -> str:
-    """Return a warning if many questions are unlike those that a gate was trained on.
+    """Return a warning if many questions are unlike the training questions of a gate.
 
     Args:
         gate: Name of the gate.
@@ -188,7 +181,10 @@ def format_far_warning(gate: str, share: float | None, n: int) -> str:
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """Training questions that a gate stores and, for each layer, the hidden state at the last token of each prompt."""
+    """Training questions stored with a gate, and their hidden states by layer.
+
+    Each state belongs to the last token of the prompt.
+    """
 
     questions: list[Question]
     states: Mapping[int, Vector]
@@ -196,7 +192,7 @@ class ReferenceStates:
 
 @dataclass(frozen=True)
 class StateAgreement:
-    """How well the hidden states of a server agree with those that a gate stores.
+    """Agreement between a server's hidden states and the states stored with a gate.
 
     Attributes:
         cosine: Smallest cosine between a state and the stored state of the same question.
@@ -217,9 +213,9 @@ class StateAgreement:
 def build_reference_files(
     questions: Sequence[Question], readings: Sequence[Reading], layers: Sequence[int]
 ) -> dict[str, bytes]:
-    """Build a file of ten training questions with their hidden states, to be stored in the folder of a gate.
+    """Build a file of ten training questions with their hidden states.
 
-    With it, the gate can later check that a server runs the same LLM: the states must be the same.
+    With it, a gate later recognizes its LLM on a server.
 
     Returns:
         The content of the file by its name. Empty if there are no questions, or if a hidden state is missing.
@@ -239,7 +235,7 @@ def build_reference_files(
 
 
 def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
-    """Read the few training questions that a gate stores with their hidden states; None if it stores none.
+    """Read the training questions and hidden states stored with a gate, or None.
 
     Raises:
         ArtifactError: The reference file is damaged.
@@ -267,9 +263,7 @@ def _parse_question(record: Mapping[str, Any]) -> Question:
 
 
 def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPrompts, request: SignalRequest) -> str:
-    """Check that a server runs the weights that a gate was fitted on.
-
-    The gate stores ten questions and their hidden states. The server must return the same states for these questions.
+    """Check that a server runs the LLM of a gate. Its hidden states must equal the stored ones.
 
     Args:
         artifact: The fitted gate.
@@ -309,10 +303,7 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
 def measure_state_agreement(
     reference: ReferenceStates, readings: Sequence[Reading], layers: Sequence[int]
 ) -> StateAgreement:
-    """Compare the hidden states that a server returns with those that a gate stores, for the same questions.
-
-    In each layer, two things are measured: the cosine of both states of a question, and whether the stored state of
-    the same question is the closest one.
+    """Compare the hidden states of a server with the stored states of a gate.
 
     Args:
         reference: The stored questions and states.
@@ -339,6 +330,6 @@ def measure_state_agreement(
 
 
 def _normalize(rows: Vector) -> Vector:
-    """Divide each row by its length, so that it has length 1; rows of zeros stay as they are."""
+    """Scale each row to length 1. Rows of zeros stay unchanged."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     return (rows / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)

@@ -94,7 +94,7 @@ class Artifact:
 
 
 def is_artifact(path: str | Path, manifest_file: str = GATE_MANIFEST) -> bool:
-    """Return whether a path is a folder that contains the manifest file; by default, that of a fitted gate."""
+    """Return whether a path is a folder with this manifest file."""
     try:
         return (Path(path).expanduser() / manifest_file).is_file()
     except (OSError, ValueError, RuntimeError):  # the name is too long, contains NUL, or names an unknown user
@@ -157,7 +157,7 @@ def _read_manifest(
 
 
 def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> Tensors:
-    """Parse the content of a weights file in the safetensors format, and check that all numbers are finite.
+    """Parse a weights file in the safetensors format. All numbers must be finite.
 
     Args:
         data: The content; empty if the gate or arbiter has no weights.
@@ -181,9 +181,7 @@ def write_artifact(
     *,
     artifact_format: ArtifactFormat = GATE_FORMAT,
 ) -> None:
-    """Save a fitted gate or arbiter in a folder.
-
-    An earlier gate or arbiter in this folder is replaced. A folder with other content raises an error.
+    """Save a fitted gate or arbiter in a folder. An earlier gate or arbiter there is replaced.
 
     Args:
         path: Folder to write.
@@ -213,9 +211,7 @@ def revise_artifact(
     out: Path,
     folders: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write a gate or arbiter with the same weights and a new manifest, in place or as a copy.
-
-    A complete new folder is built and then swapped in, so that the manifest always matches the files, also in place.
+    """Write a gate or arbiter with the same weights and a new manifest. It may replace the old folder.
 
     Args:
         artifact: The artifact to start from.
@@ -239,7 +235,7 @@ def revise_artifact(
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Create a hard link to a file, which saves disk space, or copy the file if links are not supported."""
+    """Create a hard link to a file, or copy the file if links fail."""
     try:
         os.link(source, target)
     except OSError:
@@ -247,23 +243,22 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any], artifact_format: ArtifactFormat) -> None:
-    """Write the manifest with the digests of the other files and a checksum of its own fields."""
+    """Write the manifest with digests of the other files and its own checksum."""
     unchecked_files = (artifact_format.manifest_file, CARD_FILE)
     complete = {**manifest, "files": compute_digests(folder, exclude=unchecked_files)}
     write_json(folder / artifact_format.manifest_file, {**complete, "checksum": compute_checksum(complete)})
 
 
 def compute_checksum(manifest: Mapping[str, Any]) -> str:
-    """Compute the checksum of all fields of a manifest. It is also the fingerprint of an arbiter."""
+    """Compute the checksum of a manifest's fields. It also identifies an arbiter."""
     fields = [f"{key}={json.dumps(manifest[key])}" for key in sorted(manifest) if key != "checksum"]
     return sha256_text(*fields)[:16]
 
 
 def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plug_in: bool) -> str:
-    """Check that a gate or arbiter was fitted on this model and these answer prompts.
+    """Check that a gate or arbiter was fitted on this model and these prompts.
 
-    Models are compared by their fingerprints. Answers that were imported from elsewhere record only the name of their
-    model, so a gate that was fitted on them is accepted if the model has the same name or none.
+    For imported answers, only model names are compared.
 
     Args:
         artifact: The fitted gate or arbiter.
@@ -306,7 +301,7 @@ class FittedGateSpec(NamedTuple):
 
 
 def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
-    """Parse the spec of a fitted gate: its folder, alone or followed by an option, as in 'my-gate,verdict=own'.
+    """Parse the spec of a fitted gate. Examples: 'my-gate' and 'my-gate,verdict=own'.
 
     Returns:
         The folder and the option; None if there is no such folder, or if it holds no fitted gate.
@@ -328,7 +323,7 @@ def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
 
 
 def reject_other_folder(spec: str) -> None:
-    """Raise ArtifactError if a spec names a folder that is not a fitted gate, such as an arbiter or a label run."""
+    """Raise ArtifactError if a spec is a folder without a fitted gate."""
     try:
         is_folder = bool(spec) and Path(spec).expanduser().is_dir()
     except (OSError, ValueError, RuntimeError):  # the name is too long, contains NUL, or names an unknown user

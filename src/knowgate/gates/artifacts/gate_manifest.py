@@ -35,7 +35,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class ReadRequestRecord:
-    """How much of each signal a gate reads from the LLM before it decides, with the allowed ranges.
+    """How much of each signal a gate reads from the LLM before deciding.
 
     Attributes:
         draft_tokens: Maximum length of the draft in tokens; 0 for no draft.
@@ -68,9 +68,7 @@ class ReadRequestRecord:
 
 @dataclass(frozen=True)
 class RunMetricsRecord:
-    """Quality of a gate on the test questions of one label run (a folder of graded answers).
-
-    It is recorded for each run if the gate was fitted on several runs.
+    """Quality of a gate on the test questions of one label run.
 
     Attributes:
         n: Number of test questions.
@@ -158,7 +156,7 @@ class FittedManifest:
 class GateManifest(FittedManifest):
     """Content of `gate.json`.
 
-    At most one of `guarantee`, `budget` and `accuracy` is set: the evidence for a threshold that `calibrate` chose.
+    At most one of `guarantee`, `budget` and `accuracy` is set. It shows how the threshold was chosen.
     """
 
     gate: str  # kind of gate, such as 'probe'
@@ -183,7 +181,7 @@ class GateManifest(FittedManifest):
 
 @dataclass(frozen=True)
 class PolicyRecord:
-    """Which arbiter was chosen together with a gate. An arbiter picks one of the answers with and without passages.
+    """The arbiter chosen together with a gate. An arbiter picks the answer with or without passages.
 
     Attributes:
         arbiter: 'none', a name such as 'rules', or 'arbiter' for a fitted arbiter in the folder of the gate.
@@ -195,7 +193,7 @@ class PolicyRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdCounts:
-    """How many questions a gate with its threshold retrieves for, and how many it answers right.
+    """Counts of retrieved questions and right answers for one threshold.
 
     Attributes:
         n: Number of questions.
@@ -220,7 +218,7 @@ class ThresholdCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class CountsRecord(ThresholdCounts):
-    """The counts of a gate with its threshold, and the rates that follow from them.
+    """Counts and rates of a gate with its threshold.
 
     Attributes:
         rate: Share of questions that the gate retrieves for.
@@ -237,10 +235,7 @@ class CountsRecord(ThresholdCounts):
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverRecord:
-    """Name and fingerprint of a retriever or reranker; None if the label run (a folder of answers) lacks them.
-
-    `candidates` is the number of passages that a reranker chose from.
-    """
+    """Name and fingerprint of a retriever or reranker, as far as known. A reranker chose from `candidates` passages."""
 
     name: str | None
     fingerprint: str | None
@@ -249,9 +244,7 @@ class RetrieverRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedAnswersRecord:
-    """Upper bound on the share of answers that a gate changes, compared with always retrieving.
-
-    A running server warns if the share in its traffic exceeds the bound.
+    """Upper bound on the share of answers changed by a gate. The comparison is with always retrieving.
 
     Attributes:
         n: Number of held-out questions.
@@ -268,7 +261,7 @@ class ChangedAnswersRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceRecord:
-    """How a threshold was chosen, and the setup (LLM, prompts, retriever, ...) that it is valid for."""
+    """How a threshold was chosen, and its setup (LLM, prompts, retriever)."""
 
     ignore_unknown: ClassVar[bool] = True
     model: ModelRecord
@@ -323,13 +316,13 @@ class GuaranteeRecord(LossTest, EvidenceRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRecord(EvidenceRecord):
-    """Evidence for a threshold that was chosen to retrieve for at most a share `wanted` of the questions."""
+    """Evidence for a threshold with a limited share of retrieved questions. `wanted` is the limit."""
 
     wanted: UnitInterval
 
 
 def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
-    """Validate the content of `gate.json`; unknown fields, which later versions may add, are ignored.
+    """Validate the content of `gate.json`. Unknown fields are ignored.
 
     Args:
         value: The parsed JSON.
@@ -347,9 +340,7 @@ def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
 
 
 def check_calibration(calibration: CalibrationRecord, where: str) -> None:
-    """Raise BadInput if a calibration, which maps scores to probabilities, has missing or invalid parameters.
-
-    A 'platt' calibration needs slope and offset. An 'isotonic' one needs points (x, y), both in increasing order.
+    """Raise BadInput if the parameters of a calibration are wrong. A calibration maps scores to probabilities.
 
     Args:
         calibration: The calibration.

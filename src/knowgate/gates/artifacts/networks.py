@@ -24,9 +24,9 @@ Shape = tuple[int | None, ...]
 
 
 class TensorValidator:
-    """Checks that a fitted gate or arbiter has exactly the tensors that it needs.
+    """Checks that a fitted gate or arbiter has exactly the expected tensors.
 
-    `require` checks one expected tensor. After all of them, `reject_others` rejects the remaining tensors.
+    Call `require` for each tensor, then `reject_others`.
     """
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]):
@@ -61,13 +61,13 @@ class TensorValidator:
         return tensor
 
     def reject_others(self) -> None:
-        """Raise BadInput if a tensor is left that was not required."""
+        """Raise BadInput if any tensor was not required."""
         if self._remaining:
             raise BadInput(f"unknown tensor '{min(self._remaining)[:80]}'.")
 
 
 def _has_shape(tensor: NDArray[Any], shape: Shape) -> bool:
-    """Return whether a tensor has the given shape, where None accepts any size of at least 1."""
+    """Return whether a tensor has this shape. None accepts any size from 1."""
     if tensor.ndim != len(shape) or 0 in tensor.shape:
         return False
     return all(expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True))
@@ -79,7 +79,7 @@ def _format_shape(shape: Shape) -> str:
 
 
 def check_feature_width(features: Vector, width: int) -> None:
-    """Raise ArtifactError if the number of features differs from what the gate was fitted on."""
+    """Raise ArtifactError if the number of features is not as in training."""
     if features.shape[1] != width:
         raise ArtifactError(
             f"the gate expects {width} features but got {features.shape[1]}. They come from another LLM or embedding "
@@ -88,10 +88,7 @@ def check_feature_width(features: Vector, width: int) -> None:
 
 
 def require_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
-    """Check that the tensors of an ensemble of networks are present and valid.
-
-    An ensemble has one or more networks (members) with one or more layers. Its tensors are 'mean' and 'scale', which
-    standardize the features, and weights and biases such as '0.1.weight' for member 0, layer 1.
+    """Check the tensors of an ensemble of networks. Example: '0.1.weight' has the weights of network 0, layer 1.
 
     Args:
         tensors: The tensors of the gate or arbiter.
@@ -141,9 +138,7 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
 
 
 def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
-    """Compute how much each feature adds to the logit of a linear classifier: its weight times its value.
-
-    If the classifier is an ensemble, the contributions are averaged over its members.
+    """Compute how much each feature adds to the logit of a linear classifier. Ensembles are averaged.
 
     Returns:
         One row per question and one column per feature; None if the classifier is not linear.
@@ -164,15 +159,13 @@ def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
 
 
 def _list_members(tensors: Tensors, prefix: str) -> list[str]:
-    """List the networks in an ensemble by their numbers: ['0', '1'] for the tensors '0.0.weight' and '1.0.weight'."""
+    """List the numbers of the networks in an ensemble. Example: '0.0.weight' and '1.0.weight' give ['0', '1']."""
     names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
     return sorted({name.split(".")[0] for name in names})
 
 
 def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArray:
     """Apply one network of an ensemble to standardized features, one row per question.
-
-    The network has ReLU between its layers, and one or two outputs. Its tensors are named like '<prefix>0.weight'.
 
     Returns:
         The probability that retrieval is needed, which is the second of two classes.

@@ -19,10 +19,7 @@ from knowgate.stats.proportions import upper_confidence_limit
 
 
 def answers_agree(first: str, second: str) -> bool:
-    """Return whether one answer contains the words of the other, in the same order.
-
-    Answers that agree may both be wrong. Of very long answers, only the beginnings are compared.
-    """
+    """Return whether one answer contains the words of the other, in the same order."""
     first_tokens = tokenize(first[:COMPARED_CHARACTERS])
     second_tokens = tokenize(second[:COMPARED_CHARACTERS])
     return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
@@ -31,7 +28,7 @@ def answers_agree(first: str, second: str) -> bool:
 def answers_differ(closed_answer: str, open_answer: str) -> bool:
     """Return whether the answers without and with passages differ.
 
-    If the answer without passages (`closed_answer`) says that the LLM does not know, they always differ.
+    A closed-book answer such as "I don't know" always differs.
     """
     return RULES_ARBITER.abstains(closed_answer) or not answers_agree(closed_answer, open_answer)
 
@@ -39,11 +36,7 @@ def answers_differ(closed_answer: str, open_answer: str) -> bool:
 def bound_changed_answers(
     table: LabelTable, is_skipped: BoolArray, choices: ArbiterChoices | None, is_held: BoolArray, delta: float
 ) -> dict[str, Any] | None:
-    """Compute an upper bound on the share of answers that a gate changes, compared with always retrieving.
-
-    An answer changes if the LLM answers without passages, and this answer differs from the one with passages. The bound
-    is computed on the held-out questions, because the threshold was chosen on the others. A running server compares
-    answers in the same way and warns if the share of changed answers exceeds the bound.
+    """Compute an upper bound on the share of answers changed by a gate. The comparison is with always retrieving.
 
     Args:
         table: The label table.

@@ -25,7 +25,7 @@ CARD_SECTION = re.compile(r"\n## Threshold\n.*?(?=\n## |\Z)", flags=re.DOTALL)
 def save_threshold(
     artifact: Artifact, threshold: float, kind: TargetKind, evidence: Mapping[str, Any], keys: Sequence[str], out: Path
 ) -> None:
-    """Write a threshold and its evidence into the folder of a fitted gate, replacing an earlier threshold.
+    """Write a threshold and its evidence into the folder of a fitted gate.
 
     Args:
         artifact: The fitted gate.
@@ -53,7 +53,7 @@ def replace_card_section(card: str, section: str) -> str:
 
 
 def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Render the model card's section about the threshold: a summary, the setup it is valid for, and counts."""
+    """Render the model card's section about the threshold."""
     summary = summarize_threshold(threshold, kind, evidence)
     if changed := evidence.get("changed"):
         confidence = _format_percent(1 - changed["delta"])
@@ -65,7 +65,7 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
 
 
 def _describe_setup(evidence: Mapping[str, Any]) -> str:
-    """Describe the setup that a threshold is valid for in one sentence: LLM, prompts, passages, arbiter, grader."""
+    """Describe the setup of a threshold in one sentence: LLM, prompts, passages, arbiter, grader."""
     action = "Tested" if evidence.get("test_only") else "Chosen"
     retriever = evidence["retriever"]
     parts = [
@@ -85,10 +85,9 @@ def _describe_setup(evidence: Mapping[str, Any]) -> str:
 
 
 def _render_counts(evidence: Mapping[str, Any]) -> str:
-    """Render a Markdown table of the results on the questions that the threshold was chosen on and tested on.
+    """Render a Markdown table of a threshold's results.
 
-    'always' and 'never' are the accuracies of always and never retrieving. 'harmed skips' counts the questions that only
-    always retrieving answers correctly.
+    'harmed skips' counts right answers lost against always retrieving.
     """
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
     first_title = "test questions" if evidence.get("test_only") else "chosen on"
@@ -103,7 +102,7 @@ def _render_counts(evidence: Mapping[str, Any]) -> str:
 
 
 def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Say in a sentence what a threshold achieves, with a caveat if an LLM wrote some of the questions.
+    """Say in a sentence what a threshold achieves. A caveat mentions questions written by an LLM.
 
     Args:
         threshold: The threshold.
@@ -124,11 +123,9 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
 
 
 def _summarize_guarantee(threshold: float, evidence: Mapping[str, Any]) -> str:
-    """Say how many right answers a threshold loses at most against always retrieving, or that nothing is proven.
+    """Say how many right answers a threshold loses at most against always retrieving.
 
-    `harmed` counts the questions that only always retrieving answers correctly, `gained` those that only the threshold
-    answers correctly. A guarantee of the form 'net' bounds harmed minus gained, any other one bounds harmed. Even always
-    retrieving can lose answers with an arbiter, which may choose a wrong answer without passages.
+    `harmed` counts lost answers, `gained` won ones.
     """
     arbiter = evidence.get("arbiter")
     always = threshold == ALWAYS_RETRIEVE
@@ -160,10 +157,9 @@ def _format_percent(share: float) -> str:
 
 
 def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out: ThresholdResult | None) -> TextTable:
-    """Build a table of the accuracy and the retrieval rate that a gate has with a threshold.
+    """Build a table of a gate's accuracy and retrieval rate at a threshold.
 
-    There is a column for the questions that the threshold was chosen on, and one for the held-out questions if there
-    are any. Shares are shown with 95 % Wilson intervals.
+    Held-out questions get a column of their own.
     """
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"{threshold:g}"
     results = {"chosen on": chosen, "held out": held_out}
@@ -174,10 +170,9 @@ def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out:
 
 
 def _make_cells(result: ThresholdResult) -> dict[str, str]:
-    """Return the cells of one column of the table of a threshold's results, by the title of their row.
+    """Return one column of the result table, by row title.
 
-    'always' and 'never' are the accuracies of always and never retrieving. 'harmed' counts the questions that only
-    always retrieving answers right, 'gained' those that only the gate with this threshold answers right.
+    'harmed' and 'gained' compare the gate with always retrieving.
     """
     cells = {
         "questions": str(result.n),

@@ -52,7 +52,7 @@ NUISANCE_STEPS = 7  # values of q to try; the p-value increases smoothly with q
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee(LossTest):
-    """A threshold that is proven to lose little accuracy against always retrieving, with the result of the test.
+    """A threshold proven to lose little accuracy against always retrieving, with the test result.
 
     Attributes:
         threshold: The highest proven threshold; ALWAYS_RETRIEVE if no proven threshold skips any question.
@@ -66,10 +66,9 @@ class Guarantee(LossTest):
 def learn_then_test(
     outcomes: GateOutcomes, epsilon: float, delta: float, grid: FloatArray = THRESHOLD_GRID, form: LossForm = "harm"
 ) -> Guarantee:
-    """Find the highest threshold that is proven to lose at most `epsilon` accuracy with confidence 1 - `delta`.
+    """Find the highest threshold proven to lose little accuracy.
 
-    Thresholds are tested in the order of `grid`, up to the first that fails. If none that skips a question passes, the
-    result is to always retrieve. With fewer than `compute_required_rows` questions nothing can be proven.
+    If no threshold passes, the result is to always retrieve.
 
     Args:
         outcomes: Needs for retrieval of the questions, and whether their answers are right.
@@ -99,9 +98,7 @@ def learn_then_test(
 
 
 def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: float, delta: float) -> list[float]:
-    """Compute the p-value of each threshold in the form 'net': of the net loss, lost minus gained questions.
-
-    The list ends with the first p-value above delta. `learn_then_test` stops there, and later ones are expensive.
+    """Compute p-values of the net loss, threshold by threshold. The list ends with the first p-value above delta.
 
     Args:
         harmed: Number of lost questions at each threshold, which only always retrieving answers right.
@@ -119,10 +116,7 @@ def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: floa
 
 
 def compute_harm_p_values(harmed: IntArray, n: int, epsilon: float) -> FloatArray:
-    """Compute the p-value of each threshold in the form 'harm'; a small one shows that the loss is below epsilon.
-
-    A question is harmed if always retrieving answers it right and the threshold answers it wrong. The p-value is the
-    probability that at most `harmed` of n questions are harmed if the true share of harmed questions is epsilon.
+    """Compute a p-value per threshold. A small p-value shows a share of harmed questions below epsilon.
 
     Args:
         harmed: Number of harmed questions at each threshold.
@@ -135,9 +129,9 @@ def compute_harm_p_values(harmed: IntArray, n: int, epsilon: float) -> FloatArra
 
 
 def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm") -> int:
-    """Compute how many questions it takes at least to prove a guarantee.
+    """Compute the minimum number of questions for proving a guarantee.
 
-    This is the number for the best case: that skipping retrieval loses not a single right answer.
+    The best case is assumed: no right answer is lost.
 
     Args:
         epsilon: Maximum loss of accuracy against always retrieving.
@@ -168,11 +162,7 @@ def check_loss_and_confidence(epsilon: float, delta: float) -> None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: float) -> float:
-    """Compute a p-value of the net loss, lost minus gained questions; a small one shows that it is below epsilon.
-
-    It is the probability that lost - gained is at most what was observed, if the true net loss is epsilon. This
-    probability depends on the unknown share of changed questions, which are lost or gained. So several values of this
-    share are tried, and the largest probability is returned.
+    """Compute a p-value of the net loss (lost minus gained). A small p-value shows a net loss below epsilon.
 
     Args:
         lost: Number of questions that the threshold answers wrong and always retrieving answers right.
@@ -199,11 +189,7 @@ def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: f
 
 
 def _list_likely_counts(n: int, low: float, high: float) -> FloatArray:
-    """List the likely values of a binomial variable with n trials and a success probability from `low` to `high`.
-
-    Values more than about eight standard deviations from the mean are omitted. Together, their probability is below
-    1e-14.
-    """
+    """List the likely values of a binomial variable. Its success probability is between `low` and `high`."""
     first = n * low - 8 * math.sqrt(n * low) - 1
     last = n * high + 8 * math.sqrt(n * high) + 20
     return np.arange(max(0, math.floor(first)), min(n, math.ceil(last)) + 1, dtype=np.float64)

@@ -43,9 +43,9 @@ DEFAULT_CONFIDENCE = 0.95
 
 
 class CalibrationOptions(Options):
-    """Options of `calibrate`, which chooses the threshold above which a gate retrieves.
+    """Options of `calibrate`, for choosing the threshold of a gate.
 
-    Exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` must be set: what the threshold is chosen for.
+    Set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`.
     """
 
     max_loss: float | None = option(
@@ -71,7 +71,7 @@ class CalibrationOptions(Options):
 
     @property
     def kind(self) -> TargetKind:
-        """What the threshold is chosen for: a guarantee, a budget of searches, or the best accuracy.
+        """Aim of the threshold: a guarantee, a budget of searches, or the best accuracy.
 
         Raises:
             BadSetting: Not exactly one target is set, or `confidence` or `net` is set without `max_loss`.
@@ -140,10 +140,7 @@ class Calibration:
 
     @functools.cached_property
     def gate(self) -> Gate:
-        """The gate with its new threshold.
-
-        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Use `threshold` together with it.
-        """
+        """The gate with its new threshold. Only fitted gates store a threshold. For other gates, use `threshold`."""
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 
     @property
@@ -175,9 +172,9 @@ def calibrate(
 ) -> Calibration:
     """Choose the threshold of a gate for a guaranteed accuracy, a retrieval budget or the best accuracy.
 
-    The gate retrieves if the need that it computes for a question is above the threshold. Questions that the gate or
-    the arbiter was fitted on are left out. The threshold of a fitted gate is written into its folder, or into a copy at
-    `out`. A gate object that you pass does not change; `Calibration.gate` is the gate with the new threshold.
+    The gate retrieves if the need of a question is above the threshold. Training questions are left out. The threshold
+    is written into the folder of a fitted gate, or into a copy at `out`. A gate object stays as it is.
+    `Calibration.gate` has the new threshold.
 
     Args:
         gate: Folder of a fitted gate, a gate object, or a spec such as 'logprob:mean'.
@@ -224,10 +221,7 @@ def find_threshold(
     arbiter: str | Arbiter | None = None,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> Calibration:
-    """Choose the threshold of a gate on a part of the questions, and test it on the others, which are held out.
-
-    Nothing is written. `calibrate` explains the arguments.
-    """
+    """Choose a gate's threshold on some questions, and test it on the others. Nothing is written."""
     folder = get_gate_folder(gate)
     artifact = read_artifact(folder) if folder is not None else None
     kind = options.kind
@@ -259,7 +253,7 @@ def find_threshold(
 
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> str:
-    """Write a threshold into the folder of a fitted gate or into a copy at `out`, and return the written folder."""
+    """Write a threshold into a gate's folder, or into a copy at `out`. Return the folder."""
     artifact = read_artifact(gate)
     folder = out or artifact.path
     save_threshold(artifact, calibration.threshold, calibration.kind, calibration.evidence, calibration.keys, folder)
@@ -267,7 +261,7 @@ def save_calibration(calibration: Calibration, gate: str, out: Path | None = Non
 
 
 def _choose_threshold(outcomes: GateOutcomes, options: CalibrationOptions) -> tuple[float, dict[str, Any]]:
-    """Choose the threshold of a gate: for a guaranteed accuracy, a retrieval rate, or the best accuracy.
+    """Choose a threshold for a guaranteed accuracy, a retrieval rate, or the best accuracy.
 
     Returns:
         The threshold, and the facts about the choice that `gate.json` records, such as the p-value.
@@ -285,7 +279,7 @@ def _choose_threshold(outcomes: GateOutcomes, options: CalibrationOptions) -> tu
 
 
 def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
-    """Load the rows of label runs, after checking that they can be used to choose one threshold.
+    """Load the rows of label runs. All runs must fit one threshold.
 
     Raises:
         BadInput: No row has an open-book answer.
@@ -302,7 +296,7 @@ def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
 
 
 def _check_same_passages(runs: Sequence[Path]) -> None:
-    """Raise BadSetting if label runs differ in the number of passages per question or in the prompts for passages."""
+    """Raise BadSetting if label runs differ in passages per question or in prompts."""
     settings = [RunFolder(run).settings() for run in runs]
     counts = [count_shown_passages(item.get("k"), item.get("retriever_fingerprint")) for item in settings]
     prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
@@ -322,7 +316,7 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
 def select_usable_rows(
     table: LabelTable, artifact: Artifact | None, arbiter_folder: str | None = None
 ) -> tuple[LabelTable, dict[str, int]]:
-    """Remove the questions that the gate or the arbiter was fitted on, and all but the first copy of each question.
+    """Remove repeated questions, and the training questions of the gate and the arbiter.
 
     Args:
         table: Graded answers to the questions.
@@ -369,7 +363,7 @@ def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, 
 
 
 def _check_any_harm(outcomes: GateOutcomes) -> None:
-    """Raise BadInput if passages correct no wrong answer, so that skipping retrieval loses nothing at any threshold."""
+    """Raise BadInput if passages correct no wrong answer. Every threshold would then be equally safe."""
     if not outcomes.harmed.any():
         raise BadInput(
             f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
@@ -378,7 +372,7 @@ def _check_any_harm(outcomes: GateOutcomes) -> None:
 
 
 def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
-    """Raise an error if the runs are of a different LLM, or if the training questions of the gate are unknown."""
+    """Raise an error if the gate and the label runs do not fit together."""
     manifest, settings = artifact.manifest, table.settings
     model, prompts = manifest["model"], manifest["prompts"]
     if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
@@ -393,7 +387,7 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise BadSetting if the label runs have longer or shorter drafts, or more or fewer samples, than the gate reads.
+    """Raise BadSetting if label runs and gate differ in draft length or samples.
 
     Args:
         manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
@@ -415,7 +409,7 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
 
 
 def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the setup that a threshold is valid for (LLM, prompts, retriever, ...), to be stored in `gate.json`.
+    """Return the setup of a threshold (LLM, prompts, retriever) for `gate.json`.
 
     Args:
         table: Recorded answers, with the settings with which they were generated.

@@ -28,7 +28,7 @@ MAX_REQUIRED_ROWS = 1 << 19  # more rows than anybody labels
 
 
 class SafetyLimits(Options):
-    """How much accuracy a threshold may lose against always retrieving to be used by default."""
+    """Limits on the accuracy lost by a threshold, compared with always retrieving."""
 
     max_loss: float = option(0.01, "Maximum estimated net loss: lost minus gained right answers.", ge=0, lt=1)
     loss_bound: float = option(0.03, "Maximum of the upper confidence limit (95 %) of this loss.", gt=0, lt=1)
@@ -41,7 +41,7 @@ class SafetyLimits(Options):
 
 @dataclass(frozen=True)
 class NetLoss:
-    """How many of `n` questions a decision rule loses and gains against always retrieving.
+    """Numbers of lost and gained questions among `n`, compared with always retrieving.
 
     Attributes:
         lost: Questions that the rule answers wrong and always retrieving answers right.
@@ -59,19 +59,13 @@ class NetLoss:
         return (self.lost - self.gained) / self.n
 
     def upper(self, confidence: float = 0.95) -> float:
-        """Return the one-sided upper confidence limit of the net loss, as a share of the questions.
-
-        This is a normal approximation. One lost question is added to the data, because the limit would otherwise be zero
-        if no question was lost.
-        """
+        """Return the upper confidence limit of the net loss, as a share."""
         return _upper_limit(self.lost / self.n, self.gained / self.n, self.n, confidence)
 
     def count_required_rows(self, limits: SafetyLimits) -> int | None:
-        """Return how many questions it takes to show that the loss is within the limits.
+        """Return how many questions could prove the loss to be within the limits.
 
-        The more questions, the lower is the upper confidence limit of the loss. The shares of lost and gained questions
-        are assumed to stay as they are. Returns None if the loss itself is above a limit, or if more than
-        MAX_REQUIRED_ROWS questions are required.
+        None means: impossible, or too many.
         """
         lost, gained = self.lost / self.n, self.gained / self.n
 
@@ -85,10 +79,7 @@ class NetLoss:
 
 
 def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
-    """Find the smallest positive number for which `is_enough` returns True; it must be True for all larger ones, too.
-
-    A number is doubled until it is enough. Bisection then finds the smallest one.
-    """
+    """Find the smallest positive number with `is_enough(number)`. All larger numbers must be enough, too."""
     too_small = 0
     enough = 1
     while not is_enough(enough):
@@ -104,7 +95,7 @@ def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
 
 
 def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
-    """Count the questions that a rule, such as a gate with a threshold, loses and gains against always retrieving.
+    """Count the questions lost and gained by a rule, compared with always retrieving.
 
     Args:
         right: Whether the rule answers each question right.
@@ -116,10 +107,9 @@ def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
-    """Return the upper confidence limit of the net loss (lost - gained) by a normal approximation.
+    """Return the upper confidence limit of the net loss (lost - gained).
 
-    Each question has the loss 1 if it is lost, -1 if it is gained and 0 otherwise. The data is extended by one lost
-    question, because the limit would otherwise be 0 if no question was lost.
+    One lost question is added to avoid a zero limit.
 
     Args:
         lost: Share of lost questions, which only always retrieving answers right.
@@ -139,7 +129,7 @@ MIN_SAVING = 0.05  # share of the searches that a threshold must save to be wort
 
 @dataclass(frozen=True)
 class GateOutcomes:
-    """The need for retrieval of graded questions, and whether their answers with and without passages are right.
+    """Needs of graded questions, and whether their answers with and without passages are right.
 
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
@@ -187,7 +177,7 @@ class GateOutcomes:
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdResult(ThresholdCounts):
-    """What a gate with a given threshold does to graded questions: the counts of `ThresholdCounts`, and rates."""
+    """Counts and rates of a gate with one threshold on graded questions."""
 
     @property
     def rate(self) -> float:
@@ -205,7 +195,7 @@ class ThresholdResult(ThresholdCounts):
         return (self.right_always - self.right) / self.n
 
     def to_record(self) -> dict[str, Any]:
-        """Return the counts and rates as a dictionary for `gate.json`; 'risk' is the share of harmed questions."""
+        """Return counts and rates for `gate.json`. 'risk' is the share of harmed questions."""
         rates = {"rate": self.rate, "accuracy": self.accuracy, "loss": self.loss, "risk": self.harmed / self.n}
         return {**asdict(self), **{name: round(value, 6) for name, value in rates.items()}}
 
@@ -232,20 +222,13 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
 
 
 def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
-    """List all thresholds that lead to different decisions, in increasing order.
-
-    They are one below all needs, one between each two neighboring needs, and one above all needs.
-    """
+    """List one threshold per distinct way to decide, in increasing order. Most lie between two neighboring needs."""
     values = np.unique(needs)
     return np.unique(np.concatenate([[ALWAYS_RETRIEVE], _midpoints(values[:-1], values[1:]), [NEVER_RETRIEVE]]))
 
 
 def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Compute for each pair of neighboring needs for retrieval a threshold between them: low <= threshold < high.
-
-    With it, retrieval is skipped for a question with the need `low`, but not for one with the need `high`. The
-    threshold is the midpoint, rounded to THRESHOLD_DIGITS if the rounded value still lies between the two.
-    """
+    """Compute a threshold between each two neighboring needs: low <= threshold < high."""
     middle = (low + high) / 2
     rounded = np.round(middle, THRESHOLD_DIGITS)
     return np.select(
@@ -256,7 +239,7 @@ def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
 
 
 def choose_for_rate(needs: FloatArray, rate: float) -> float:
-    """Choose the lowest threshold that retrieves for at most a share `rate` of the questions.
+    """Choose the lowest threshold with a retrieval rate of at most `rate`.
 
     Raises:
         BadSetting: `rate` is not between 0 and 1.
@@ -272,10 +255,7 @@ def choose_for_rate(needs: FloatArray, rate: float) -> float:
 
 
 def choose_for_accuracy(outcomes: GateOutcomes) -> float:
-    """Choose the threshold with which a gate gives the most right answers.
-
-    If several are equally good, the highest one is chosen, because it retrieves for the fewest questions.
-    """
+    """Choose the threshold with the most right answers. Of equally good thresholds, the highest is chosen."""
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
     n_right = _count_by_threshold(outcomes.needs, outcomes.closed_right, outcomes.retrieved_right, thresholds)
@@ -284,10 +264,9 @@ def choose_for_accuracy(outcomes: GateOutcomes) -> float:
 
 
 def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
-    """Choose the highest threshold that, like all lower ones, loses little accuracy against always retrieving.
+    """Choose the highest threshold with a small loss against always retrieving.
 
-    The net loss (lost minus gained right answers) and its upper confidence limit must be within `limits`. If no
-    threshold is safe in this sense, the result is ALWAYS_RETRIEVE.
+    All lower thresholds must be safe, too.
     """
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
@@ -299,10 +278,9 @@ def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
 
 
 def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | None:
-    """Return how many questions it takes to show that some threshold loses little against always retrieving.
+    """Return how many questions could prove some threshold to be safe, or None.
 
-    Thresholds that save only a few searches (at most a share MIN_SAVING) do not count. Returns None if no threshold can
-    be shown to be within `limits`, however many questions are labeled.
+    Thresholds that save few searches do not count.
     """
     thresholds = list_candidate_thresholds(outcomes.needs)
     skipped_shares = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
@@ -322,18 +300,17 @@ def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLos
 
 
 def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
-    """Count for each threshold the questions that it answers wrong while always retrieving answers them right.
+    """Count the harmed questions for each threshold.
 
-    A question can be harmed if retrieval is skipped, or after retrieval, if an arbiter picks the wrong answer.
+    A harmed question is wrong here, but right with always retrieving.
     """
     return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, thresholds)
 
 
 def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
-    """Count for each threshold the questions that it answers right while always retrieving answers them wrong.
+    """Count the gained questions for each threshold.
 
-    A question is gained if it is skipped and the closed-book answer is right, or if it is retrieved for and the arbiter
-    gives a right answer instead of the wrong open-book answer.
+    A gained question is right here, but wrong with always retrieving.
     """
     always_wrong = ~outcomes.open_right  # always retrieving gives the open-book answer
     if_skipped = outcomes.closed_right & always_wrong
@@ -345,8 +322,6 @@ def _count_by_threshold(
     needs: FloatArray, if_skipped: BoolArray, if_retrieved: BoolArray, thresholds: FloatArray
 ) -> IntArray:
     """Count for each threshold the questions with some property, such as a right answer.
-
-    Whether a question has the property depends on the decision, so both cases are given.
 
     Args:
         needs: Need for retrieval of each question. Retrieval is skipped if the need is at most the threshold.
@@ -370,10 +345,7 @@ def _check_not_empty(n: int) -> None:
 
 
 def list_rate_thresholds(needs: FloatArray) -> list[float]:
-    """List thresholds that retrieve for about 2.5, 5, ... 97.5 % of the questions.
-
-    A threshold is the midpoint between two neighboring needs. The list is empty if all needs are equal.
-    """
+    """List thresholds that retrieve for about 2.5, 5, ... 97.5 % of the questions."""
     values = np.unique(needs)
     if len(values) < 2:
         return []

@@ -53,15 +53,15 @@ ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerJudgeOptions(causal_judge.JudgeOptions):
-    """Options of a judge in `gate.json`. `tokens` is how many tokens of the LLM's answer it reads."""
+    """Options of a judge in `gate.json`. The judge reads `tokens` tokens of the LLM's answer."""
 
     tokens: Annotated[int, NumberRange(0, 1_000_000)]
 
 
 class AnswerJudge(Protocol):
-    """A model that predicts whether the LLM knows the answer to a question. That is so if the LLM's answer is right.
+    """A model for predicting whether the LLM's answer is right.
 
-    There are two kinds of judges. A causal model reads a prompt. An encoder reads a pair of texts: question and answer.
+    Causal judges read a prompt. Encoder judges read question and answer as a pair.
     """
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
@@ -128,7 +128,7 @@ def encode_answers(
 def score_answers(
     prompt_name: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
 ) -> FloatArray:
-    """Compute the uncalibrated need for retrieval of each question: 1 - P(the LLM knows), as the judge predicts it.
+    """Compute the uncalibrated need: 1 - P(the LLM knows), predicted by the judge.
 
     Args:
         prompt_name: What to ask the judge, a key of `ANSWER_PROMPTS`.
@@ -141,9 +141,7 @@ def score_answers(
 
 
 def compute_gain_needs(known: FloatArray, document_right: FloatArray) -> FloatArray:
-    """Compute the uncalibrated need for retrieval of questions from the expected gain of retrieval.
-
-    The gain, `document_right` - `known`, is mapped from [-1, 1] to [0, 1].
+    """Compute the need for retrieval from the expected gain. The gain is mapped from [-1, 1] to [0, 1].
 
     Args:
         known: Probability that the LLM's answer is right.

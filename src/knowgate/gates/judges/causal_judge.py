@@ -45,7 +45,7 @@ MAX_DEVIATION = 0.1
 
 @dataclass(frozen=True)
 class ReferencePrompt:
-    """A prompt, with the prediction of the judge before its export, to check that the export predicts the same.
+    """A prompt with the judge's prediction before its export. The exported judge must predict the same.
 
     Attributes:
         ids: Tokens of the prompt.
@@ -106,18 +106,14 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class JudgeMember:
-    """One member of a judge ensemble: a separate model or, if `adapter` is set, an adapter on a shared model."""
+    """One member of a judge ensemble. With `adapter`, several members share one model."""
 
     model: HFModel
     adapter: str = ""
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[HFModel]:
-        """Yield the model with this member's adapter switched on.
-
-        The model is locked meanwhile, because other members share it. A member without an adapter is a model of its own
-        and needs no lock.
-        """
+        """Yield the model with this member's adapter switched on. Meanwhile, a shared model is locked."""
         if not self.adapter:
             yield self.model
             return
@@ -127,7 +123,7 @@ class JudgeMember:
 
 @dataclass(frozen=True)
 class CausalJudge:
-    """A causal language model that answers a prompt with one of two labels, such as Yes or No.
+    """A language model as judge. It answers a prompt with one of two labels, such as Yes or No.
 
     Attributes:
         model: The model, whose tokenizer is used.
@@ -155,10 +151,9 @@ class CausalJudge:
             ) from None
 
     def encode(self, text: str, *parts: str) -> LabelPromptTokens:
-        """Tokenize a prompt for the judge, with the positions of the tokens after which it predicts a label.
+        """Tokenize a prompt for the judge, with the positions of predicted labels.
 
-        Usually there is one label, right after the prompt, and `parts` is empty. If the judge answers with several labels
-        in a fixed text, such as '{"mastery": "True", "certainty": "False"}', the text before each label is a part.
+        Usually there is one label, and no `parts`.
 
         Args:
             text: The user message.
@@ -185,15 +180,12 @@ class CausalJudge:
 
     @functools.cached_property
     def shared_prefix(self) -> list[int]:
-        """The tokens that every prompt starts with, for which the model's computation can be cached.
-
-        They are found as the common start of two different prompts.
-        """
+        """The tokens at the start of every prompt. Found by comparing two prompts."""
         pairs = zip(self._tokenize_turn("Question"), self._tokenize_turn("1"), strict=False)
         return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
     def _tokenize_turn(self, text: str) -> list[int]:
-        """Tokenize a user message with the chat template of the model, or with special tokens if it has none."""
+        """Tokenize a user message, with the model's chat template if there is one."""
         has_template = bool(self.model.loaded.tokenizer.chat_template)
         return self.model.tokenize(self.model.render(text), special=not has_template)
 
@@ -202,18 +194,12 @@ class CausalJudge:
         return self.encode(text)
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Predict for each prompt how probably the LLM knows the answer, averaged over the members of the ensemble.
-
-        This is P(known) / (P(known) + P(unknown)) at the last label of the prompt.
-        """
+        """Predict for each prompt how probably the LLM knows the answer. Predictions are averaged over the ensemble."""
         predictions = [self.predict_member(number, prompts) for number in range(max(1, len(self.members)))]
         return np.asarray(np.mean(predictions, axis=0))
 
     def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Predict for each prompt how probably the LLM knows the answer, with one member of the ensemble.
-
-        This is P(known) / (P(known) + P(unknown)) at the last label of the prompt.
-        """
+        """Predict with one ensemble member how probably the LLM knows each answer."""
         from knowgate.models.hf.local_model import read_label_logits
 
         member = self.members[number] if self.members else JudgeMember(self.model)
@@ -262,7 +248,7 @@ def load_judge_base(spec: str, fingerprint: str = "", adapter: Path | None = Non
 
 
 def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: ModelIdentity | None = None) -> CausalJudge:
-    """Load the judge of a fitted gate or arbiter. A judge that is loaded from the same files again is shared.
+    """Load the judge model of a fitted gate or arbiter.
 
     Args:
         folder: Folder of the adapter or the fine-tuned model.
@@ -286,7 +272,7 @@ def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: Mode
 def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
     """Return the LLM if the judge can share its weights, else None.
 
-    It can if the LLM runs locally, and the judge is an adapter that was trained on the same, equally quantized weights.
+    The judge must be an adapter of the same weights.
     """
     from knowgate.models.hf.model import HFModel
 
@@ -300,10 +286,7 @@ def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | No
 def _load_cached(
     folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> CausalJudge:
-    """Load a judge with weights of its own, not shared with the LLM. `lru_cache` keeps the last two judges.
-
-    A judge is an ensemble of one or more models. Either each of them is a complete model, or each is an adapter of the
-    same base model.
+    """Load a judge with its own weights. A judge is an ensemble of models, or of adapters for one model.
 
     Args:
         folders: Folders of the models or adapters.
@@ -321,7 +304,7 @@ def _load_cached(
 
 
 def check_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Check the files of a judge, and return the folder of each member of its ensemble and the digest of each folder.
+    """Check the files of a judge. Return the folder and digest of each ensemble member.
 
     Args:
         folder: Folder of the first member.
@@ -359,10 +342,7 @@ def load_full_judge(folder: Path) -> HFModel:
 
 
 def attach_adapters(model: HFModel, folders: Sequence[Path], digests: Sequence[str]) -> tuple[JudgeMember, ...]:
-    """Add adapters to a model in place and return one ensemble member per adapter.
-
-    Adapters are named by their digest, so that none is added twice.
-    """
+    """Add adapters to a model in place. Return one ensemble member per adapter."""
     names = [f"judge-{digest[:16]}" for digest in digests]
     for name, folder in zip(names, folders, strict=True):
         model.adapters.add(name, folder)
@@ -390,13 +370,13 @@ def compute_adapter_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class LlamaJudge:
-    """A judge that llama.cpp runs, with one GGUF file per ensemble member. Their predictions are averaged."""
+    """A judge run by llama.cpp, with one GGUF file per ensemble member. Predictions are averaged."""
 
     members: tuple[LlamaCppClassifier, ...]
     options: GgufOptions
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Tokenize the prompt `text`. `question` and `answer` are ignored; only encoders read them."""
+        """Tokenize the prompt `text`. Only encoder judges read `question` and `answer`."""
         turn = self.options.turn
         ids = self.members[0].tokenize(turn.render(text), special=not turn.chat)  # a chat template adds its own
         return LabelPromptTokens(ids, [len(ids) - 1])  # the label is predicted after the last token
@@ -412,7 +392,7 @@ class LlamaJudge:
         return np.asarray(np.mean(votes, axis=0))
 
     def measure_deviation(self, n_prompts: int | None = None) -> float:
-        """Return how much the export changed the predictions: the largest difference on the reference prompts.
+        """Return the largest change of a prediction by the export, on reference prompts.
 
         Args:
             n_prompts: Number of reference prompts to run. Default: all. Without any, the result is 0.
@@ -425,7 +405,7 @@ class LlamaJudge:
 
 @functools.lru_cache(maxsize=2)
 def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], options: GgufOptions) -> LlamaJudge:
-    """Load a judge from GGUF files and check its predictions on reference prompts. The last two judges are cached.
+    """Load a judge from GGUF files, and check its predictions on reference prompts.
 
     Args:
         folders: Folder of each member.

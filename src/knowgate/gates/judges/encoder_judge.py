@@ -81,7 +81,7 @@ class PairEncoder:
         self.model.eval()
 
     def encode(self, question: str, answer: str) -> list[int]:
-        """Tokenize question and answer as a pair, truncated to the maximum length of the encoder."""
+        """Tokenize question and answer as a pair, cut to the encoder's maximum length."""
         # RoBERTa-style encoders reserve two positions, so two are subtracted for all.
         max_length = min(int(self.model.config.max_position_embeddings) - 2, MAX_LENGTH)
         ids: list[int] = self.tokenizer(question, answer, truncation=True, max_length=max_length)["input_ids"]
@@ -98,10 +98,7 @@ class PairEncoder:
         return logits[:, 0].float()
 
     def predict_known(self, rows: Sequence[Sequence[int]]) -> FloatArray:
-        """Predict the probability that the LLM knows the answer, for each tokenized pair.
-
-        Pairs are sorted by length, so that batches need little padding. The results are in the original order.
-        """
+        """Predict for each tokenized pair how probably the LLM knows the answer. Sorting by length saves padding."""
         import torch
 
         self.model.eval()
@@ -121,12 +118,12 @@ class EncoderJudge:
     encoders: tuple[PairEncoder, ...]
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Tokenize question and answer as a pair. `text`, the prompt for causal models, is ignored."""
+        """Tokenize question and answer as a pair. `text` is only for causal judges."""
         ids = self.encoders[0].encode(question, answer or "")
         return LabelPromptTokens(ids, positions=[0])  # an encoder classifies the pair at its first token
 
     def truncate(self, text: str, n_tokens: int) -> str:
-        """Return the start of a text, cut after `n_tokens` tokens, with its original casing and spaces."""
+        """Return the first `n_tokens` tokens of a text, in their original spelling."""
         text = text.strip()
         offsets = self.encoders[0].tokenizer(
             text, add_special_tokens=False, truncation=True, max_length=n_tokens, return_offsets_mapping=True
@@ -150,7 +147,7 @@ def is_encoder_spec(spec: str) -> bool:
 
 
 def resolve_encoder(spec: str) -> Path:
-    """Return the folder of an encoder, given the name of a packaged one or `encoder:FOLDER`.
+    """Return the folder of an encoder. `spec` is a packaged name or `encoder:FOLDER`.
 
     Raises:
         WeightsError: The folder does not exist.
@@ -181,7 +178,7 @@ def load_encoder_judge(folders: tuple[Path, ...], digests: tuple[str, ...]) -> E
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad_token: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad tokenized texts on the right to the same length, and return the token ids and the attention mask."""
+    """Pad tokenized texts on the right. Return the token ids and the attention mask."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -191,10 +188,9 @@ def pad_rows(rows: Sequence[Sequence[int]], pad_token: int, device: torch.device
 
 
 def _prepare_folder(source: Path, scratch: Path) -> str:
-    """Return a folder from which transformers can load an encoder.
+    """Return a folder in the format of transformers.
 
-    For a sentence-transformers folder, this is `scratch`, filled with links to the files that transformers needs. Every
-    other folder is returned unchanged.
+    Sentence-transformers folders are linked into `scratch` file by file.
     """
     if not (source / "modules.json").is_file():
         return str(source)

@@ -77,7 +77,7 @@ def _compute(node: ast.expr, source: str) -> Fraction:
 
 
 def _raise_to_power(base: Fraction, exponent: Fraction) -> Fraction:
-    """Raise a number to a power; raise ValueError if the exponent is too large or not a whole number."""
+    """Raise a number to a power. Large or fractional exponents raise ValueError."""
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
         raise ValueError("the exponent is too large or not a whole number")
     return base ** int(exponent)

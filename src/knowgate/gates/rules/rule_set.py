@@ -60,7 +60,7 @@ USER_RULES_SECONDS = 0.05  # time limit for all patterns of the user together, o
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that applies if one of its patterns or words matches; a `[[rule]]` entry of a rules file.
+    """A rule with patterns or words. It is a `[[rule]]` entry of a rules file.
 
     Attributes:
         name: Name of the rule.
@@ -93,7 +93,7 @@ class Rule:
         return tuple(self._compile(pattern) for pattern in patterns)
 
     def _compile(self, pattern: str) -> Any:
-        """Compile a pattern with the package `regex`, which can stop a search that takes too long.
+        """Compile a pattern with the package `regex`. It can stop slow searches.
 
         Raises:
             BadSetting: The pattern is invalid, or has a repetition inside a repetition.
@@ -136,10 +136,7 @@ class Rule:
 
     @property
     def is_small_talk(self) -> bool:
-        """Whether the rule recognizes whole messages that need no retrieval, such as "Thanks".
-
-        Messages of several such sentences, such as "Bye, thanks", need none either.
-        """
+        """Whether the rule recognizes whole messages without need for retrieval, such as "Thanks"."""
         return self.whole and self.action == "skip"
 
     @property
@@ -150,17 +147,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class PackagedRule(Rule):
-    """A rule of knowgate. Its patterns take linear time, so the module `re` searches for them without a time limit."""
+    """A rule of knowgate itself. Its patterns are fast, so they need no time limit."""
 
     def _compile(self, pattern: str) -> Any:
         """Compile a pattern with the module `re`."""
         return re.compile(pattern, re.IGNORECASE)
 
     def matches(self, text: str, deadline: float) -> bool:
-        """Return whether any pattern matches a text. Only the start and the end of a long text are read.
-
-        The deadline is ignored, because these patterns are fast.
-        """
+        """Return whether any pattern matches a text. Of a long text, only the start and the end are read."""
         if len(text) > 2 * PACKAGED_RULE_CHARS:
             if self.whole:
                 return False  # messages that consist of small talk or arithmetic only are short
@@ -204,16 +198,16 @@ class RuleSet:
     rules: tuple[Rule | CutoffRule | TopicRule, ...] = field(default_factory=tuple)
 
     def decide(self, question: str) -> RuleMatch | None:
-        """Return the decision of the first rule that matches a question; None if no rule matches.
+        """Return the decision of the first matching rule, or None.
 
-        If no rule matches the whole question, it may still consist of several pieces of small talk ("Bye, thanks").
+        Several sentences of small talk match, too ("Bye, thanks").
         """
         text = question[:MAX_QUESTION_CHARS]
         deadline = time.monotonic() + USER_RULES_SECONDS
         return self._find_first_match(text, deadline) or self._match_small_talk(text, deadline)
 
     def make_decision(self, question: str, gate: Gate, threshold: float) -> Decision | None:
-        """Return the decision of the first rule that matches a question. It replaces the decision of the gate.
+        """Return the decision of the first matching rule. It replaces the decision of the gate.
 
         Returns:
             The decision. Its need for retrieval is 1 if the rule says to retrieve, else 0. None if no rule matches, or
@@ -230,10 +224,7 @@ class RuleSet:
         return next((rule.match for rule in self.rules if rule.matches(text, deadline)), None)
 
     def _match_small_talk(self, text: str, deadline: float) -> RuleMatch | None:
-        """Return a decision to skip retrieval if a short text consists of several sentences of small talk.
-
-        The decision names the rule that matches the first sentence. None for other texts.
-        """
+        """Skip retrieval if a short text consists of several sentences of small talk. Returns None for other texts."""
         sentences = [sentence for sentence in SENTENCE_BREAK.split(text) if sentence.strip()]
         if len(text) > MAX_SMALL_TALK or len(sentences) < 2:
             return None
@@ -267,7 +258,7 @@ class PackagedRuleFile:
 
 
 def load_rules(file: str | Path | None = None) -> RuleSet:
-    """Load the rules that decide before the gate: those in a file, then the packaged rules of knowgate.
+    """Load the rules applied before the gate. Rules of your file come before the packaged rules.
 
     Args:
         file: TOML file with your own rules. Default: only the packaged rules.
@@ -317,11 +308,7 @@ def _parse_rules(kind: type[Content], text: str, where: str) -> Content:
 
 
 def _build_word_pattern(word: str) -> str:
-    """Build a regular expression that matches a word, but not inside a longer word.
-
-    No letter may come directly before or after the word. This is not required of words that start or end with a
-    character outside ASCII, because Chinese does not separate words.
-    """
+    """Build a regular expression for a whole word. Chinese words may touch other letters."""
     # [^\W\d_] is any letter: a word character that is neither a digit nor an underscore.
     no_letter_before = r"(?<![^\W\d_])" if word[:1].isascii() else ""
     no_letter_after = r"(?![^\W\d_])" if word[-1:].isascii() else ""

@@ -61,7 +61,7 @@ class TopicRule:
     is_small_talk: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Raise BadSetting if there are no examples, or if the similarity is not a cosine."""
+        """Raise BadSetting if the examples or the similarity are wrong."""
         if not self.examples:
             raise BadSetting(f"the topic '{self.name}' has no examples. Add typical questions: examples = ['...'].")
         if not -1 <= self.similarity <= 1:

@@ -50,10 +50,9 @@ BatchWork = Callable[[list[int]], list[Result]]  # takes the indices of a batch'
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How large a batch of prompts may be, so that it fits the memory.
+    """Maximum sizes of a batch of prompts, so that it fits into memory.
 
-    First the model reads the prompts. Then it generates one or more answers to each prompt, all in parallel, while a
-    cache keeps what it has read (the attention keys and values).
+    The cache holds the attention keys and values.
 
     Args:
         prompts: Maximum number of prompts.
@@ -93,10 +92,9 @@ class GpuMemory:
 
     @property
     def max_share(self) -> float:
-        """Maximum share of the GPU's memory, from 0 to 1, that this process may hold.
+        """Maximum share of the GPU's memory for this process.
 
-        This is what it already uses plus MAX_FREE_SHARE of the free memory, but at most MAX_TOTAL_SHARE. It is never
-        less than what the process already uses.
+        Some free memory is left to other programs.
         """
         used_share = self.used / self.total
         desired_share = used_share + MAX_FREE_SHARE * self.free / self.total
@@ -112,9 +110,9 @@ def read_gpu_memory(device: torch.device) -> GpuMemory:
 
 @contextlib.contextmanager
 def limit_gpu_memory(device: torch.device) -> Iterator[None]:
-    """Keep PyTorch from taking more of the GPU than `GpuMemory.max_share` while the block runs.
+    """Limit PyTorch's GPU memory to `GpuMemory.max_share` while the block runs.
 
-    Other programs may use the same GPU. Afterwards, the limit that was set before applies again.
+    Other programs may use the same GPU.
     """
     if device.type != "cuda":
         yield
@@ -132,7 +130,7 @@ def limit_gpu_memory(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Estimated memory in bytes that it takes to read prompts and to generate answers (rows) to them.
+    """Estimated memory in bytes for reading prompts and generating answers (rows).
 
     Args:
         prompt_token: Bytes to read one token of a prompt.
@@ -147,10 +145,7 @@ class MemoryCost:
 
 
 def estimate_memory_cost(model: Any) -> MemoryCost:
-    """Estimate how much memory prompts and answers take, from the sizes in the model's configuration.
-
-    The result is rough. It is used to choose the size of batches.
-    """
+    """Estimate roughly how much memory prompts and answers take."""
     config = model.config.get_text_config()
     bytes_per_number = torch.empty(0, dtype=model.dtype).element_size()
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
@@ -168,7 +163,7 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
 
 
 def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = False) -> BatchLimits:
-    """Return the maximum batch size for a device. On a CPU it is fixed, on a GPU it depends on the free memory.
+    """Return the maximum batch sizes for a device. On a GPU, they depend on the free memory.
 
     Args:
         model: The transformers model.
@@ -252,9 +247,9 @@ def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
 
 
 def run_single(work: Callable[[], Result]) -> Result:
-    """Call `work`, which runs the model on one prompt, and return its result.
+    """Run the model on one prompt by calling `work`, and return the result.
 
-    It runs in PyTorch's inference mode. Errors of the GPU become DeviceError or OutOfMemory, with advice.
+    GPU errors become DeviceError or OutOfMemory.
     """
     batch_of_one = [0]  # it cannot be halved, so lack of memory raises OutOfMemory
     with torch.inference_mode():
@@ -263,7 +258,9 @@ def run_single(work: Callable[[], Result]) -> Result:
 
 
 def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
-    """Call `work` with a batch of prompt indices; if memory runs out, call it with each half of the batch instead.
+    """Call `work` with a batch of prompt indices.
+
+    If memory runs out, each half is tried instead.
 
     Raises:
         OutOfMemory: The memory is too small even for a single prompt.
@@ -292,7 +289,7 @@ def is_memory_error(error: RuntimeError) -> bool:
 
 
 def make_nan_error(output: str = "NaN instead of token probabilities") -> ModelError:
-    """Return the error for a model whose output is not finite; `output` says what it returned."""
+    """Return the error for a model with output that is not finite."""
     return ModelError(
         f"the model returned {output}. Its weights may be damaged, or the number format does not suit it. Download the "
         "weights again, or set KNOWGATE_DTYPE=float32."
@@ -301,7 +298,10 @@ def make_nan_error(output: str = "NaN instead of token probabilities") -> ModelE
 
 @contextlib.contextmanager
 def translate_device_errors() -> Iterator[None]:
-    """Raise DeviceError if the GPU fails in the block. Other errors, including lack of memory, are not changed."""
+    """Raise DeviceError if the GPU fails in the block.
+
+    Lack of memory is not translated.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -315,9 +315,9 @@ def translate_device_errors() -> Iterator[None]:
 
 
 def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids padded on the left to equal length, and their attention mask (0 for padding, else 1).
+    """Pad token ids on the left to equal length, and make their attention mask.
 
-    With pad_id=9, [[1, 2], [3]] becomes [[1, 2], [9, 3]] and [[1, 1], [0, 1]].
+    The mask is 0 for padding, else 1.
     """
     width = max(map(len, ids))
     # Tokens and mask are in one array, which is copied to the device faster than two.
@@ -342,7 +342,7 @@ def compute_positions(mask: torch.Tensor) -> torch.Tensor:
 def make_inputs(
     ids: Sequence[Sequence[int]], n_cached: int, cache: Any, pad_id: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return the arguments of a forward pass over prompts whose first tokens the model has already computed.
+    """Return the arguments of a forward pass over prompts with cached beginnings.
 
     Args:
         ids: Token ids of each whole prompt.

@@ -21,14 +21,9 @@ MIN_REPLAYS = 5  # capturing takes about as long as two steps, so it does not pa
 
 @dataclass
 class GraphedStep(Generic[Result]):
-    """Runs the same function on a GPU many times, faster than calling it each time.
+    """Runs the same function on a GPU many times, using a CUDA graph.
 
-    The first call runs the function as usual. The second call captures the GPU kernels that it launches as a CUDA
-    graph. The graph is replayed then and in all later calls, which do not call the function any more. If the capture
-    fails, each call runs the function as usual.
-
-    The function must read and write the same tensors in each call, and must not make the host wait for the device. The
-    next call overwrites the tensors that it returned.
+    The second call captures the function's GPU kernels. Later calls only replay them, on the same tensors.
 
     Args:
         device: Where the function runs. Only CUDA devices have graphs; elsewhere each call runs the function.
@@ -62,13 +57,12 @@ class GraphedStep(Generic[Result]):
         if self.graph is None or self.output is None:
             return function()
         self.graph.replay()
-        return self.output
+        return self.output  # the next call overwrites these tensors
 
     def _capture(self, function: Callable[[], Result]) -> None:
-        """Capture the kernels of the function as `graph`.
+        """Capture the function's GPU kernels as `graph`.
 
-        If memory runs out, this is tried a second time with more free memory. After any other error, no function is
-        captured in this process any more.
+        If memory runs out, try once more. Any other error disables captures.
         """
         for _attempt in range(2):
             try:
@@ -88,9 +82,9 @@ def _warn(reason: str) -> None:
 
 
 def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple[Any, Result]:
-    """Capture the GPU kernels that a function launches, without running them.
+    """Capture the GPU kernels of a function without running them.
 
-    This does what `torch.cuda.graph` does, but keeps the memory that PyTorch has cached. Other threads may use the GPU.
+    Unlike `torch.cuda.graph`, this keeps the memory cached by PyTorch.
 
     Returns:
         The CUDA graph, and what the function returned. Replaying the graph writes to the same tensors again.
@@ -107,10 +101,9 @@ def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple
 
 @contextlib.contextmanager
 def use_capture_stream(device: torch.device) -> Iterator[None]:
-    """Run the block in a CUDA stream of its own, because CUDA cannot capture the default stream.
+    """Run the block in a separate CUDA stream.
 
-    The order of work does not change: the block waits for earlier work of the current stream, and later work of the
-    current stream waits for the block.
+    CUDA cannot capture the default stream. The order of work stays the same.
     """
     stream = _get_capture_stream(device)
     current = torch.cuda.current_stream(device)

@@ -53,10 +53,9 @@ class DecodingBatch:
         return int(self.mask.shape[0])
 
     def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
-        """Return the logits of the next token of every row, and compute them if that has not been done yet.
+        """Return the logits of the next token of every row.
 
-        The model first reads tokens that were chosen but that it has not read yet (`pending`). If only the lower layers
-        have read the prompts (`partial`), the other layers are run.
+        Unfinished work of the model is done first.
 
         Args:
             layers: Layers whose hidden states at the pending tokens are stored in `hidden`.
@@ -175,7 +174,7 @@ def decode_greedily(
 def iter_greedy_steps(
     batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> Iterator[None]:
-    """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
+    """Extend answers greedily like `decode_greedily`, but yield after each token.
 
     Args:
         batch: The decoding batch, with one row per answer. Rows of finished answers are removed from it.
@@ -201,7 +200,9 @@ def iter_greedy_steps(
 
 
 def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
-    """Store in each answer the hidden states at its newest token, in place of those stored before.
+    """Store the hidden states at the newest token in each answer.
+
+    Earlier states are replaced.
 
     Args:
         batch: The batch, after a forward pass over the newest token of each row.
@@ -214,9 +215,9 @@ def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int])
 
 
 def _store_last_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
-    """Store the hidden states at the last tokens of answers that have reached the token limit.
+    """Store the hidden states at the last tokens of answers.
 
-    The model has not read these tokens yet, so it reads them now. `answers` has the answer of each row of the batch.
+    The model must first read these tokens.
     """
     if layers and answers:
         batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
@@ -303,9 +304,9 @@ def sample_rows(
 
 
 def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling) -> list[int]:
-    """Draw the next token of each row of a batch at random, by inverse transform sampling.
+    """Draw the next token of each row at random.
 
-    The token is the first one at which the cumulative probability exceeds the row's random number.
+    It is the first token with a cumulative probability above the random number.
 
     Args:
         logits: Logits of the next token (rows x vocabulary).
@@ -346,9 +347,9 @@ def draw_tokens_on_device(
 
 
 def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the probabilities and ids of the tokens that top_k and top_p keep, most probable first.
+    """Return the probabilities and ids of the tokens kept by top_k and top_p.
 
-    Tokens that top_p excludes have probability 0. `scaled` are logits divided by the temperature (rows x vocabulary).
+    `scaled` are logits divided by the temperature.
     """
     probabilities, tokens = _top_k(scaled, sampling.top_k) if sampling.top_k else _top_p(scaled, sampling.top_p)
     # A token is kept if the tokens before it do not reach top_p yet.
@@ -365,10 +366,9 @@ def _top_k(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the probabilities and ids of the most probable tokens, enough to reach probability `mass` in every row.
+    """Return the most probable tokens of each row, enough for a total probability of `mass`.
 
-    Starts with few tokens and takes eight times as many until their probabilities suffice, because sorting the whole
-    vocabulary is slow.
+    Sorting the whole vocabulary would be slow.
     """
     n_tokens = INITIAL_TOP_P_WIDTH
     vocabulary_size = scaled.shape[1]
@@ -384,7 +384,7 @@ def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tenso
 def _invert_cdf(
     probabilities: torch.Tensor, uniforms: torch.Tensor, last_column: torch.Tensor | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find, for each uniform number, the first token at which the cumulative probability exceeds the number.
+    """Find the first token with a cumulative probability above each uniform number.
 
     Args:
         probabilities: Token probabilities (rows x tokens). They need not add up to 1.

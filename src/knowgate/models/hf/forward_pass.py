@@ -34,11 +34,9 @@ _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 
 @dataclass
 class PrefixCache:
-    """Cache of the keys and values of recently used prompt prefixes.
+    """Cache of the attention keys and values of recent prompt prefixes.
 
-    Most prompts of a run begin with the same system message and instruction. With the cache, the model computes these
-    tokens only once. The results are the same up to rounding. `entries` maps the tokens of a prefix to its keys and
-    values, with the most recently used prefix last.
+    Many prompts begin with the same instruction. The model reads it only once.
     """
 
     entries: OrderedDict[tuple[int, ...], LayerCaches] = field(default_factory=OrderedDict)
@@ -46,10 +44,9 @@ class PrefixCache:
     def start(
         self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, n_reusable: int = 0
     ) -> tuple[int, DynamicCache]:
-        """Return the keys and values of a prefix that all prompts share, so that a forward pass can start after it.
+        """Return the keys and values of a prefix shared by all prompts.
 
-        A prefix that is not cached yet is computed and cached. If the prompts share too few tokens to save work, the
-        prefix is empty.
+        The forward pass can start after the prefix.
 
         Args:
             model: The transformers model.
@@ -78,10 +75,9 @@ class PrefixCache:
         return len(prefix), DynamicCache(expanded)
 
     def _choose_prefix(self, shared: tuple[int, ...], n_prompts: int) -> tuple[int, ...]:
-        """Choose the prefix to use for `n_prompts` prompts that all begin with the tokens `shared`.
+        """Choose the prefix to reuse or compute for the prompts.
 
-        Usually this is the longest cached prefix of these tokens, which may be empty. If several prompts share many
-        more tokens than it has, all of `shared` is returned, as a new prefix to compute.
+        All `n_prompts` prompts begin with the tokens `shared`.
         """
         cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
         longest = max(cached, key=len, default=())
@@ -105,7 +101,7 @@ class _StopForward(Exception):
 
 @dataclass(frozen=True)
 class PartialPass:
-    """A forward pass that ran only the lower layers of a model, and can be finished later.
+    """A forward pass through the lower layers of a model. It can be finished later.
 
     Args:
         layer: Index of the first layer that was not run.
@@ -118,7 +114,7 @@ class PartialPass:
     arguments: Mapping[str, Any]
 
     def select(self, rows: torch.Tensor, cache: Any) -> PartialPass:
-        """Return the pass for some of its rows only; `cache` holds the keys and values of these rows."""
+        """Return the pass for some of its rows. `cache` holds their keys and values."""
         size = self.states.shape[0]
         arguments = {key: _select_rows(value, rows, size) for key, value in self.arguments.items()}
         return PartialPass(self.layer, self.states[rows], {**arguments, "past_key_values": cache})
@@ -136,7 +132,10 @@ class PartialPass:
 
 
 def supports_partial_pass(model: Any) -> bool:
-    """Return whether the model is a plain decoder (Llama, Qwen, Mistral, ...) whose layers can be run one by one."""
+    """Return whether the model's layers can be run one by one.
+
+    Plain decoders such as Llama, Qwen and Mistral support this.
+    """
     base = model.base_model
     config = model.config.get_text_config()
     has_layers = hasattr(base, "layers") and hasattr(base, "norm")
@@ -152,10 +151,9 @@ def _has_full_attention(config: Any) -> bool:
 def run_lower_layers(
     model: Any, layers: Sequence[int], inputs: Mapping[str, Any]
 ) -> tuple[PartialPass, dict[int, torch.Tensor]]:
-    """Run a forward pass and stop it as soon as the hidden states of some layers are known.
+    """Run a forward pass up to the highest of the given layers.
 
-    Hidden state number n is the input of layer n, because number 0 is the embeddings. So a hook before each of these
-    layers stores its input. The hook of the highest layer stops the pass with an exception.
+    A hook stores the inputs and stops the pass.
 
     Args:
         model: The transformers model.
@@ -168,7 +166,7 @@ def run_lower_layers(
     hidden: dict[int, torch.Tensor] = {}
 
     def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Store the input of a layer at the last token. After the input of the highest one, stop the pass."""
+        """Store the input of a layer at the last token. The highest layer stops the pass."""
         states = args[0] if args else kwargs["hidden_states"]
         hidden[layer] = states[:, -1].clone()
         if layer == max(layers):
@@ -190,7 +188,9 @@ def run_lower_layers(
 
 
 def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
-    """Select rows from an argument of the model's layers if it has one row per prompt; return others unchanged.
+    """Select rows from a layer argument with one row per prompt.
+
+    Other arguments are returned unchanged.
 
     Args:
         value: A tensor, a tuple of tensors, or anything else.
@@ -205,10 +205,9 @@ def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
 
 
 class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Key-value cache of one layer, where all answers to a prompt share the keys and values of the prompt.
+    """Key-value cache of one layer. All answers share the keys and values of their prompt.
 
-    Only the tokens of the answers are stored per answer, in `keys` and `values` (prompts x heads x answers x tokens x
-    width). These tensors have room for the longest answer from the start, so they never move in memory.
+    `keys` and `values` hold only the answer tokens (prompts x heads x answers x tokens x width).
 
     Args:
         prompt_keys: Keys of the prompts, read only (prompts x heads x tokens x width).
@@ -232,7 +231,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the keys and values of one new token per answer, and return those of all tokens of the answers."""
+        """Store the keys and values of one new token per answer, and return all stored ones."""
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             prompts, heads, answers = buffer.shape[:3]
             # The new states have one row per answer of every prompt. The buffer is ordered by prompt, head and answer.
@@ -275,11 +274,9 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SharedCache(Cache):  # type: ignore[misc]
-    """Key-value cache of all layers, where all answers to a prompt share the keys and values of the prompt.
+    """Key-value cache of all layers. All answers share the keys and values of their prompt.
 
-    All tensors keep their size and memory while answers grow, so that a step can be captured as a CUDA graph. They have
-    room for tokens that do not exist yet, which attention must not see. So `padding` (prompts x 1 x 1 x tokens) is
-    added to the attention scores. It is -inf for these tokens and for padding tokens of the prompt, and 0 for others.
+    Tensors keep their size, so a CUDA graph can use them. Adding `padding` to attention scores hides unused positions.
 
     Args:
         prompt_cache: Keys and values of the prompts.
@@ -301,10 +298,7 @@ class SharedCache(Cache):  # type: ignore[misc]
         self.max_tokens = max_tokens
 
     def start_token(self) -> None:
-        """Move on to the next token of every answer.
-
-        The layers will store its keys and values at the new position, and attention no longer hides this position.
-        """
+        """Move on to the next token of every answer, and let attention see its position."""
         self.position += 1
         self.padding.index_fill_(3, self.position + self.prompt_width, 0.0)
 
@@ -324,9 +318,9 @@ class SharedCache(Cache):  # type: ignore[misc]
 
 
 def supports_shared_cache(model: Any) -> bool:
-    """Return whether all answers to a prompt can share its keys and values in memory, by the class `SharedCache`.
+    """Return whether the model can use `SharedCache`.
 
-    This requires plain attention over all earlier tokens, without sliding windows or soft caps.
+    This requires plain attention over all earlier tokens.
     """
     config = model.config.get_text_config()
     has_backend = bool(getattr(model, "_supports_attention_backend", False))  # its attention function can be replaced
@@ -336,10 +330,9 @@ def supports_shared_cache(model: Any) -> bool:
 
 @contextlib.contextmanager
 def use_shared_attention(model: Any, cache: SharedCache) -> Iterator[None]:
-    """Make the model use a shared cache while the block runs. The caller must hold the model's lock.
+    """Make the model use a shared cache while the block runs.
 
-    In the block, the model calls `compute_shared_attention`, which reads the shared cache, instead of its own
-    attention.
+    The caller must hold the model's lock.
     """
     config = model.config.get_text_config()
     implementation = config._attn_implementation
@@ -362,11 +355,9 @@ def compute_shared_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention from one new token per answer to its prompt and to the answer so far.
+    """Compute attention from each new token to its prompt and answer.
 
-    transformers calls this function in place of its own attention. The scores for the tokens of the prompt and of the
-    answer are computed by two matrix products and then joined. All answers to a prompt share one product for the
-    prompt, so its keys are read only once. Several query heads (a group) share one key head.
+    One matrix product per prompt serves all its answers.
 
     Args:
         module: The attention layer of the model.

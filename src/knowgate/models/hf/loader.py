@@ -71,10 +71,9 @@ def load_transformers(name_or_dir: str, bits: int = 0) -> LoadedModel:
 
 
 def _stop_before_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Stop a forward pass before the next layer, by raising StopError, if the request was canceled.
+    """Raise StopError before the next layer of a canceled request.
 
-    A hook that the model calls before each layer. It checks only passes over prompts, which may take seconds per layer.
-    Passes over a single token are checked elsewhere, because a check here would disturb the capture of CUDA graphs.
+    Only passes over several tokens are checked.
     """
     states = args[0] if args else kwargs["hidden_states"]
     if states.shape[1] > 1:  # number of tokens
@@ -89,9 +88,9 @@ def load_transformers_config(name_or_dir: str) -> Any:
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
-    """Return the number format of the weights: KNOWGATE_DTYPE if it is set, else bf16 on CUDA and fp32 on a CPU.
+    """Return the number format of the weights.
 
-    The default on a CPU is fp32, because half precision is very slow there.
+    The default is bf16 on CUDA and fp32 on a CPU.
     """
     name = os.environ.get(DTYPE_VARIABLE, "")
     if not name:
@@ -129,7 +128,7 @@ def translate_loading_errors(name: str) -> Iterator[None]:
 
 
 def _advise(name: str) -> str:
-    """Return what the user can do about a model, given by its path or hub name, that cannot be loaded."""
+    """Return advice for the user about a model that cannot be loaded."""
     if (Path(name) / SOURCE_FILE).is_file():  # the folder was converted from a GGUF file
         return "Delete this folder. The model is then converted again at the next start."
     if Path(name).is_file():
@@ -138,10 +137,7 @@ def _advise(name: str) -> str:
 
 
 def _is_local_only(name: str) -> bool:
-    """Return whether to load a model from local files only, without the hub.
-
-    True for folders and if the hub cannot be reached. Raises WeightsError for a path that does not exist.
-    """
+    """Return whether to load a model from local files, without the hub."""
     if Path(name).is_dir():
         return True
     if name.startswith(("/", ".", "~")):
@@ -195,10 +191,7 @@ def _read_ends(path: Path) -> bytes:
 
 
 def check_bits(bits: int) -> None:
-    """Raise BadSetting or MissingExtra if weights cannot be quantized to this many bits on this machine.
-
-    0 means no quantization and is always accepted.
-    """
+    """Raise an error if this machine cannot quantize weights to `bits` bits. 0 means no quantization."""
     if not bits:
         return
     if bits not in SUPPORTED_BITS:
@@ -210,10 +203,7 @@ def check_bits(bits: int) -> None:
 
 
 def build_quantization_options(bits: int) -> dict[str, Any]:
-    """Return the arguments that make transformers quantize a model to 4 or 8 bits while it is loaded.
-
-    Returns no arguments for bits=0, which means no quantization.
-    """
+    """Return the transformers arguments for loading a model with 4 or 8 bits."""
     if not bits:
         return {}
     from transformers import BitsAndBytesConfig
@@ -232,10 +222,10 @@ def build_quantization_options(bits: int) -> dict[str, Any]:
 
 @dataclass
 class LoraAdapters:
-    """LoRA adapters (small trained additions to the weights) of a model, which also runs without them.
+    """LoRA adapters (small additions to the weights) of a model.
 
-    At most one adapter is active at a time. Everyone who runs the model must hold `lock`, so that no forward pass uses
-    an adapter that another thread has activated. The weights of the model are neither changed nor copied.
+    At most one adapter is active at a time. Hold `lock` while the model runs, so that no other thread switches the
+    adapter.
 
     Args:
         model: The transformers model.

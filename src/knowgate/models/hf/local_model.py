@@ -57,9 +57,9 @@ class LocalModel:
 
     @property
     def encodes_in_threads(self) -> bool:
-        """Whether `fits` may be called in one thread while another thread generates answers.
+        """Whether `fits` may run in one thread while another thread generates.
 
-        This is the case as soon as the weights are loaded.
+        True once the weights are loaded.
         """
         return "loaded" in vars(self)
 
@@ -89,10 +89,7 @@ class LocalModel:
         return FIRST_BATCH_SIZES.get(self.loaded.device.type, DEFAULT_FIRST_BATCH_SIZE)
 
     def share_weights(self) -> Self:
-        """Return a second model with the same loaded weights, for use with another LoRA adapter.
-
-        It has a prefix cache of its own, because keys and values depend on the active adapter.
-        """
+        """Return a second model with the same weights, for another LoRA adapter."""
         other = replace(self)
         # `loaded` and `adapters` are cached properties: setting them keeps the copy from loading the weights again.
         vars(other).update(loaded=self.loaded, adapters=self.adapters)
@@ -153,10 +150,9 @@ class LocalModel:
 def read_label_logits(
     model: LocalModel, prompts: Sequence[tokenization.LabelPromptTokens], label_ids: Sequence[int]
 ) -> list[Vector]:
-    """Compute how strongly a model predicts labels, such as 'true' and 'false', inside prompts.
+    """Compute the logits of labels, such as 'true' and 'false', inside prompts.
 
-    A label prompt has one or more positions after which the model would write a label. One forward pass computes the
-    logits of the labels at all positions of all prompts. Tokens that all prompts begin with are taken from a cache.
+    Each prompt has one or more label positions.
 
     Args:
         model: The model.
@@ -190,8 +186,6 @@ def read_label_logits(
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
     """Compute the logits of the next token from hidden states of the last layer.
-
-    Some models have a bias, a scale or a soft cap of the logits, which are applied.
 
     Args:
         model: The model, whose output layer is used.

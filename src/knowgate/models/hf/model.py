@@ -29,9 +29,9 @@ from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
 
 @dataclass(frozen=True)
 class HFResumeHandle:
-    """What is needed to continue a draft, the beginning of an answer, from the point at which it stopped.
+    """The state of a draft, kept for continuing the draft later.
 
-    Continuing a draft copies it, so a handle can be used several times.
+    A handle can be used several times.
 
     Args:
         batch: The batch that the prompt was read in. It holds the keys and values of all unfinished drafts.
@@ -54,9 +54,7 @@ class HFResumeHandle:
 class HFModel(LocalModel, LocalBackend):
     """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
 
-    Use the model from one thread at a time, because all calls share the tokenizer and the prefix cache. A stream has its
-    own cache, so other calls may run between two tokens of a stream. A judge that is a LoRA adapter on the same weights
-    may run in between too.
+    Use the model from one thread at a time. Other calls may run between two tokens of a stream.
 
     Example:
         >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
@@ -65,19 +63,15 @@ class HFModel(LocalModel, LocalBackend):
     """
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of each prompt, such as its draft, samples and hidden states.
-
-        Prompts are read in batches. While the GPU runs one batch, another thread turns the tokens of the batch before
-        into text.
-        """
+        """Return the requested signals of each prompt, such as the draft and hidden states."""
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         ids = self._encode(prompts, max_tokens)
         limits = self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
-            """Run the model on some prompts, and let the thread make their readings from the output.
+            """Run the model on some prompts, and make their readings in the thread.
 
-            Returns, for each prompt, the future with the readings of the whole batch, and the prompt's index in them.
+            Returns the batch's future and an index per prompt.
             """
             batch = self._prefill([ids[i] for i in indices], request, limits)
             make_readings = self._answer_batch(batch, [prompts[i] for i in indices], request)
@@ -110,11 +104,7 @@ class HFModel(LocalModel, LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _can_join_prefills(self, request: SignalRequest) -> bool:
-        """Return whether prompts that were read in several forward passes (prefills) may be answered in one batch.
-
-        This requires that answers are generated, that all answers to a prompt share its keys and values in memory, and
-        that no answer is continued later.
-        """
+        """Return whether prompts from several forward passes may be answered in one batch."""
         generates_answers = bool(request.draft_tokens or request.samples)
         return generates_answers and self.shares_prompt_cache and not request.resumable
 
@@ -203,16 +193,14 @@ class HFModel(LocalModel, LocalBackend):
         return [completions[key] for key in keys]
 
     def _stack_sample_states(self, samples: list[GeneratedAnswer], request: SignalRequest) -> Vector | None:
-        """Return the hidden states at the ends of one prompt's samples (samples x width); None if not requested."""
+        """Return the hidden states at the ends of one prompt's samples (samples x width), or None."""
         layers = self._sample_layers(request)
         return _to_numpy(torch.stack([sample.states[layers[0]] for sample in samples])) if layers else None
 
     def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> DraftsAndSamples:
-        """Generate the greedy answers (drafts) and the sampled answers (samples) to a batch of prompts.
+        """Generate the greedy answers (drafts) and the sampled answers to a batch.
 
-        If possible, drafts and samples are generated in the same decoding steps. This requires that they have the same
-        maximum length and that all answers to a prompt share its keys and values in memory (the shared cache).
-        Otherwise samples are generated first, and then drafts.
+        If possible, both are generated in the same steps.
 
         Args:
             batch: The prompts after the forward pass over them.
@@ -246,10 +234,9 @@ class HFModel(LocalModel, LocalBackend):
         return self._resolve_layers(request.layers) if request.after_draft else []
 
     def _can_share_drafts(self, batch: DecodingBatch, request: SignalRequest) -> bool:
-        """Return whether drafts are generated in the shared cache, where all answers to a prompt share its memory.
+        """Return whether to generate drafts in the shared cache.
 
-        Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
-        equals a stream to the last bit.
+        Such drafts cannot be continued later.
         """
         is_single_draft = len(batch) == 1 and request.samples == 0
         can_share = self.shares_prompt_cache and not request.resumable
@@ -277,9 +264,7 @@ class HFModel(LocalModel, LocalBackend):
     def _continue_drafts(
         self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
     ) -> list[Completion]:
-        """Continue drafts (beginnings of answers) greedily until they end or have `max_tokens` tokens.
-
-        Drafts that were read in the same batch are continued in one batch.
+        """Continue drafts greedily until they end or have `max_tokens` tokens.
 
         Args:
             prompts: The prompts; not used, because the handles hold what the model has read.
@@ -306,9 +291,9 @@ class HFModel(LocalModel, LocalBackend):
         decode_greedily(batch, [draft.row for draft in drafts], max_tokens, self.stop_ids, ())
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
-        """Return an answer, and an iterator that adds one token to it in each step.
+        """Return an answer, and an iterator for adding one token per step.
 
-        The answer begins with the draft of the handle `resume`. It is empty at first if `resume` is None.
+        With `resume`, the answer begins with a draft.
         """
         if resume is not None:
             handle = check_resume_handle(resume, HFResumeHandle)
@@ -331,7 +316,7 @@ class HFModel(LocalModel, LocalBackend):
 
 
 def _to_numpy(state: torch.Tensor) -> Vector:
-    """Copy hidden states from the device to a float32 array; raises ModelError if they are not finite."""
+    """Copy hidden states from the device to a float32 array, and check the values."""
     values: Vector = state.float().cpu().numpy().copy()
     if not np.isfinite(values).all():
         raise make_nan_error("NaN hidden states")

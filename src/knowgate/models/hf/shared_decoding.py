@@ -36,10 +36,9 @@ DEFAULT_MIN_SAVED_STEPS = 8_192
 
 
 class SharedDecodingBatch:
-    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
+    """A batch of answers, generated in parallel from shared prompt keys and values.
 
-    In each step, the model reads one token of every answer. All steps use the same tensors, so on a GPU a step can be
-    replayed as a CUDA graph.
+    Each step reads one token of every answer.
 
     Args:
         model: The transformers model.
@@ -61,7 +60,7 @@ class SharedDecodingBatch:
         self._start_capture()
 
     def _start_capture(self) -> None:
-        """Prepare a step to be captured as a CUDA graph, after its tensors have been created or replaced."""
+        """Start a new CUDA graph, because the tensors of a step were replaced."""
         self._tokens = torch.zeros_like(self.positions)
         self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
 
@@ -83,8 +82,7 @@ class SharedDecodingBatch:
     def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
         """Run the model on `_tokens`, one token per answer.
 
-        A CUDA graph repeats exactly the same operations. So everything that differs between steps is in tensors that
-        are changed in place.
+        State is changed in place, so that a CUDA graph can repeat this.
         """
         self.cache.start_token()
         with use_shared_attention(self.model, self.cache):
@@ -131,9 +129,9 @@ class DraftsAndSamples:
 
 
 class SharedGeneration:
-    """Generates several answers to each prompt of a batch, token by token, all in parallel on the device.
+    """Generates several answers to each prompt in parallel, token by token.
 
-    An answer is either a sample, whose tokens are drawn at random, or a draft, whose tokens are the most probable ones.
+    Tokens of samples are drawn at random. Drafts get the most probable tokens.
 
     Args:
         prompts: The prompts after the forward pass over them (prefill).
@@ -186,8 +184,7 @@ class SharedGeneration:
     def run(self, layers: Sequence[int]) -> DraftsAndSamples:
         """Generate all answers and return them.
 
-        In each step, the next token of every answer is chosen and the model reads it. Every few steps, answers that
-        have ended are removed from the batch.
+        Every few steps, ended answers are removed from the batch.
 
         Args:
             layers: Layers whose hidden states at the last token of each answer are kept.
@@ -254,9 +251,9 @@ class SharedGeneration:
         statistics[:, prompts] = torch.stack([logprobs, entropies, margins])
 
     def append(self, chosen: torch.Tensor, position: int) -> None:
-        """Store the chosen token of each answer, and mark the answers that it ends.
+        """Store the chosen token of each answer, and mark ended answers.
 
-        An answer that ends with this token, or has ended earlier, gets NO_TOKEN instead.
+        Ended answers get NO_TOKEN.
 
         Args:
             chosen: The chosen tokens (prompts x answers).
@@ -272,10 +269,9 @@ class SharedGeneration:
         self.reads_token = was_open if self.past_end else stays_open
 
     def store_states(self, hidden: Mapping[int, torch.Tensor]) -> None:
-        """Store the hidden states at the tokens that the model has just read.
+        """Store the hidden states at the tokens just read, replacing earlier states.
 
-        They replace the states stored before. An answer that ended earlier keeps its states, because the model reads no
-        more tokens of it.
+        Ended answers keep their states.
 
         Args:
             hidden: Layer -> states of the answers in the batch (prompts x answers x width).
@@ -286,10 +282,9 @@ class SharedGeneration:
             stored[rows] = new_states.where(self.reads_token[..., None], stored[rows])
 
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Remove ended answers from the batch, so that the model no longer computes them.
+        """Remove ended answers from the batch to save work.
 
-        The batch is a table with a row for each prompt and a column for each of its answers. `_choose_shape` chooses a
-        smaller table. If this saves little work, the batch stays as it is, because copying it takes time.
+        The batch stays unchanged if little would be saved.
 
         Args:
             chosen: The tokens that the model reads next (prompts x answers).
@@ -317,14 +312,9 @@ class SharedGeneration:
         return chosen[prompts, answers]
 
     def _choose_shape(self, is_left: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Choose which answers to keep when ended answers are removed from the batch.
+        """Choose the answers to keep when ended answers are removed.
 
-        A batch is a rectangular table, so each prompt must have equally many answers. There are two ways:
-
-        1. The table becomes as wide as the prompt with the most answers left. Other prompts keep some ended answers.
-        2. Each answer that is left gets a row of its own, with a copy of its prompt.
-
-        The second way is chosen if its table is clearly smaller and the cache does not grow.
+        The batch stays rectangular, so some ended answers may stay.
 
         Args:
             is_left: Whether the model still reads tokens of each answer (prompts x answers).
@@ -373,11 +363,9 @@ class SharedGeneration:
 
 
 def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
-    """Join several groups of prompts into one batch, so that their answers are generated together.
+    """Join several groups of prompts into one batch for generating the answers.
 
-    The LLM first reads the prompts in one forward pass (prefill), and stores their keys and values in a cache. Then it
-    generates the answers token by token (decoding). A prefill needs much memory, so few prompts fit into one. Decoding
-    needs less memory. One step takes a GPU nearly as long for a hundred prompts as for a thousand.
+    Reading prompts (prefill) needs more memory than generating answers.
 
     Args:
         parts: The groups after their prefill, with logits. To save memory, this function empties their caches.

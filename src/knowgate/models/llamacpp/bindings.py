@@ -30,7 +30,10 @@ LOG_CALLBACK_TYPE = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 
 class OpaqueParams(ctypes.Structure):
-    """A parameter structure of llama.cpp as raw bytes. It is larger than the real structures; the rest is unused."""
+    """A parameter structure of llama.cpp as raw bytes.
+
+    512 bytes are more than the real structures need.
+    """
 
     _fields_ = (("bytes", ctypes.c_uint8 * 512),)
 
@@ -125,9 +128,9 @@ def _find_library_file() -> Path:
 
 
 def check_params_layout(defaults: bytes) -> int:
-    """Check the layout of llama.cpp's context parameters and return the byte offset of the field `kv_unified`.
+    """Check the layout of llama.cpp's context parameters, and return the offset of `kv_unified`.
 
-    The layout of this C structure differs between releases. It is recognized by the default values of its fields.
+    The layout differs between releases.
 
     Args:
         defaults: The default parameters of the library, as bytes.

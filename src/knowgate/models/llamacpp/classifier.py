@@ -25,8 +25,7 @@ LOG_QUIET = -1
 class LlamaCppClassifier:
     """A binary classifier that compares the probabilities of two tokens after a prompt.
 
-    Text is tokenized with the tokenizer file from training, not with that of llama.cpp. llama.cpp caches the last prompt,
-    so consecutive prompts with the same beginning compute it only once. A lock lets one thread run at a time.
+    Text is tokenized with the tokenizer file from training.
 
     Args:
         file: The GGUF file, opened on first use.

@@ -25,9 +25,7 @@ MIN_REUSE_SHARE = 0.75  # of the shared tokens: a cached prefix this long is use
 
 @dataclass(kw_only=True)
 class SequenceState(GeneratedAnswer):
-    """One answer while it is generated, and where the engine keeps its tokens.
-
-    A draft (the beginning of an answer) is continued from this state later.
+    """One answer while it is generated, and the place of its tokens in the engine.
 
     Args:
         prompt: Token ids of the prompt.
@@ -52,10 +50,9 @@ class SequenceState(GeneratedAnswer):
         self.length = len(self.prompt)
 
     def copy(self, limit: int) -> SequenceState:
-        """Return a copy of the answer with another limit.
+        """Return a copy of the answer, cut to at most `limit` tokens.
 
-        If the answer has more than `limit` tokens, the others are cut off. If it has fewer and has not ended, the copy
-        can be extended up to the limit.
+        An unfinished copy can be extended up to the limit.
         """
         cut = self.cut(limit)
         end = self.end if cut.finished else None
@@ -72,8 +69,7 @@ def iter_decoding_steps(
 ) -> Iterator[None]:
     """Extend all answers until they are complete, yielding after each token.
 
-    The model does not read the last token of an answer here, because no further token is needed. If the hidden states
-    at this token are needed, or the answer is continued, the model reads it later.
+    The model does not read the last token of an answer.
 
     Args:
         engine: The engine.
@@ -115,10 +111,9 @@ def feed_last_tokens(
 
 
 def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """Choose the next token of each answer, and append it to the answer unless it ends the answer.
+    """Choose and append the next token of each answer.
 
-    Answers with random numbers (`uniforms`) are samples: their tokens are drawn. The others are greedy and get the most
-    probable token.
+    Answers with random numbers (`uniforms`) are sampled, the others are greedy.
 
     Args:
         answers: The answers.
@@ -169,7 +164,7 @@ def draw_token(logits: Vector, uniform: float, sampling: Sampling) -> int:
 
 
 def _invert_cdf(probabilities: Vector, uniform: float) -> int:
-    """Return the first index at which the cumulative probability exceeds the uniform number (0 to 1)."""
+    """Return the first index with a cumulative probability above the uniform number."""
     cumulative = np.cumsum(probabilities, dtype=np.float32)
     index = np.searchsorted(cumulative, np.float32(uniform) * cumulative[-1], side="right")
     return int(min(index, len(probabilities) - 1))
@@ -210,10 +205,9 @@ NO_PREFIX = CachedPrefix(0, 0)
 
 @dataclass
 class EnginePrefixCache:
-    """Cache of prompt prefixes, stored in the first sequences of an engine.
+    """Cache of prompt prefixes in the first sequences of an engine.
 
-    Prompts of one kind begin with the same system message and instruction. A prompt reuses, without copying memory, the
-    tokens that it has in common with a cached prefix. The results are the same up to rounding.
+    Many prompts begin with the same instruction. The model reads such a prefix only once.
 
     Args:
         prefixes: Sequence number -> its tokens; the one used last is at the end.
@@ -227,10 +221,7 @@ class EnginePrefixCache:
     n_prefills: int = 0
 
     def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
-        """Prepare the engine for new prompts, and give each of them the tokens that are already in the cache.
-
-        The first PREFIX_ROWS sequences of the engine hold the cached prefixes. Each prompt gets one of the sequences
-        after them, to which the best prefix is copied. The sequences of earlier prompts and answers are removed.
+        """Remove earlier prompts from the engine, and copy the best cached prefix to each new prompt.
 
         Args:
             engine: The engine.
@@ -253,7 +244,9 @@ class EnginePrefixCache:
         return length
 
     def _make_room(self, engine: LlamaEngine, n_cells: int) -> None:
-        """Remove earlier prompts and answers from the engine, and the cached prefixes too if more room is needed.
+        """Remove earlier prompts and answers from the engine.
+
+        Cached prefixes are removed only if more room is needed.
 
         Args:
             engine: The engine.
@@ -271,7 +264,9 @@ class EnginePrefixCache:
                 engine.truncate(sequence)
 
     def keep(self, engine: LlamaEngine, tokens: list[int], reused: int) -> None:
-        """Cache the beginning of the prompt that was just computed, unless it is short or mostly came from the cache.
+        """Cache the beginning of a new prompt.
+
+        Short prompts, and prompts taken mostly from the cache, are skipped.
 
         Args:
             engine: The engine, which holds the prompt in sequence PREFIX_ROWS.
@@ -286,10 +281,9 @@ class EnginePrefixCache:
             self.prefixes[sequence] = prefix
 
     def _find_prefix(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
-        """Return the longest cached prefix that all prompts begin with, or NO_PREFIX.
+        """Return the best cached prefix of all prompts, or NO_PREFIX.
 
-        If several prompts share many more tokens than that, all shared tokens are computed and cached as a new prefix,
-        which is returned instead.
+        If the prompts share much more, a new prefix is cached.
         """
         shared = find_common_prefix(ids)
         candidates = [
@@ -318,9 +312,9 @@ class EnginePrefixCache:
         return CachedPrefix(sequence, len(shared))
 
     def _free_sequence(self, engine: LlamaEngine, excluding: int = -1) -> int:
-        """Return an empty sequence for a prefix; if there is none, evict the prefix that was used least recently.
+        """Return an empty sequence, evicting the least recently used prefix if necessary.
 
-        The sequence `excluding` is never evicted, because the new prefix starts with its tokens.
+        The sequence `excluding` is never evicted.
         """
         empty = [sequence for sequence in range(PREFIX_ROWS) if sequence not in self.prefixes]
         evictable = [sequence for sequence in self.prefixes if sequence != excluding]  # least recently used first

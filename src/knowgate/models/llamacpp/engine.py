@@ -49,7 +49,7 @@ class InputToken:
 class LlamaEngine:
     """The model in a GGUF file, for use by one thread at a time.
 
-    Layers are numbered as in transformers: 0 is the embeddings.
+    Layer 0 is the embeddings.
 
     Raises:
         WeightsError: llama.cpp cannot open the file, or the model is not a decoder with attention.
@@ -83,10 +83,9 @@ class LlamaEngine:
         check_engine(self, file)
 
     def _create_context(self, file: Path) -> Any:
-        """Create a llama.cpp context, which holds the key-value cache of all sequences.
+        """Create a llama.cpp context, and check its sizes.
 
-        It calls `_capture` for each tensor that it computes. Its parameters are written at fixed offsets into the bytes
-        of a C structure. Then the sizes of the context are read back, to make sure that llama.cpp understood them.
+        The context holds the key-value cache of all sequences.
         """
         lib = self.lib
         params = self.lib.llama_context_default_params()
@@ -192,10 +191,7 @@ class LlamaEngine:
     # --- hidden states ----------------------------------------------------------------------------
 
     def _get_tensor_names(self, layer: int) -> tuple[bytes, ...]:
-        """Return the names that llama.cpp may give to the hidden state of a layer; layer 0 is the embeddings.
-
-        If several of these tensors are computed, the last one counts.
-        """
+        """Return llama.cpp's possible names for the hidden state of a layer. Layer 0 is the embeddings."""
         if layer == 0:
             return (b"embd", b"inp_embd")
         if layer == self.depth - 1:  # as in transformers, the last hidden state is taken after the final norm
@@ -203,10 +199,9 @@ class LlamaEngine:
         return (f"l_out-{layer - 1}".encode(),)  # llama.cpp does not count the embeddings
 
     def _capture(self, tensor: Any, ask: bool, _: Any) -> bool:
-        """Copy the hidden states of the requested layers while llama.cpp computes them.
+        """Copy the hidden states of the requested layers.
 
-        llama.cpp calls this function for every tensor, twice: before it computes the tensor (`ask` is True) and, if its
-        values are needed, afterwards.
+        llama.cpp calls this before and after it computes a tensor.
 
         Args:
             tensor: The tensor.
@@ -246,7 +241,7 @@ class LlamaEngine:
 
 
 class EngineTokenizer:
-    """The tokenizer and chat template of an engine, with the methods of a transformers tokenizer that are needed."""
+    """The tokenizer and chat template of an engine, with methods like in transformers."""
 
     clean_up_tokenization_spaces = False
 
@@ -257,7 +252,7 @@ class EngineTokenizer:
         self.chat_template = engine.template
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text, with the tokens that begin a text if `add_special_tokens` is true."""
+        """Return the token ids of a text, optionally with special tokens at the start."""
         data = text.encode()
         size = len(data) + 8  # a text has at most one token per byte, plus a few special tokens
         ids = (ctypes.c_int32 * size)()
@@ -307,7 +302,7 @@ class EngineTokenizer:
             raise WeightsError(f"the chat template in the file is invalid: {error}. Use another GGUF file.") from None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **values: Any) -> str:
-        """Return the messages in the chat template as text. `tokenize` is ignored; the text is never tokenized."""
+        """Return the messages in the chat template as text. `tokenize` is ignored."""
         bos = self._lib.llama_vocab_bos(self._vocabulary)
         eos = self._lib.llama_vocab_eos(self._vocabulary)
         bos_token, eos_token = self.convert_ids_to_tokens([bos, eos])
@@ -351,7 +346,7 @@ def log_softmax(logits: Vector) -> NDArray[np.float32]:
 
 
 def count_usable_cores() -> int:
-    """Return the number of cores that this process may use. OMP_NUM_THREADS overrides it, as it does for torch."""
+    """Return the number of usable cores. OMP_NUM_THREADS overrides the number."""
     override = os.environ.get("OMP_NUM_THREADS", "")
     if override.isdigit() and int(override):
         return int(override)
@@ -367,7 +362,7 @@ def _make_open_error(file: Path) -> WeightsError:
 
 
 def _get_log_error() -> str:
-    """Return the first error that llama.cpp logged, which usually names the cause."""
+    """Return the first error logged by llama.cpp. It usually names the cause."""
     if not bindings.logged_errors:
         return "no reason given"
     function, _, message = bindings.logged_errors[0].partition(": ")  # the line may begin with the name of a C function

@@ -125,10 +125,9 @@ class LlamaCppModel(LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _group_prompts(self, lengths: Sequence[int], samples: int, max_tokens: int) -> list[list[int]]:
-        """Split prompts into groups that the engine computes together, so that each group fits its cache.
+        """Split prompts into groups, so that each group fits the engine's cache.
 
-        Prompts of similar length share a group. Each prompt takes several of the engine's sequences: one for the draft
-        (greedy answer) and one for each sample.
+        Prompts of similar length share a group.
 
         Args:
             lengths: Number of tokens of each prompt.
@@ -157,8 +156,6 @@ class LlamaCppModel(LocalBackend):
 
     def _read_group(self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of prompts that are computed together.
-
-        The model first reads the prompts (prefill). Then drafts and samples are generated in parallel.
 
         Args:
             prompts: The prompts.
@@ -227,9 +224,9 @@ class LlamaCppModel(LocalBackend):
     def _prefill(
         self, ids: Sequence[list[int]], layers: Sequence[int], n_cells: int, outputs: Sequence[Sequence[int]] = ()
     ) -> tuple[Vector, dict[int, Vector]]:
-        """Let the model read prompts in parallel, except for beginnings that are in the prefix cache.
+        """Let the model read prompts in parallel.
 
-        Afterwards, each prompt is in a sequence of the engine. The first has the number PREFIX_ROWS.
+        Beginnings in the prefix cache are skipped. The first prompt gets sequence PREFIX_ROWS.
 
         Args:
             ids: Token ids of each prompt.
@@ -257,7 +254,9 @@ class LlamaCppModel(LocalBackend):
     def _start_samples(
         self, drafts: Sequence[SequenceState], prompts: Sequence[Prompt], request: SignalRequest
     ) -> list[SequenceState]:
-        """Create the samples of all prompts, empty at first. Each gets a copy of its prompt's sequence in the engine.
+        """Create empty samples for all prompts.
+
+        Each sample gets a copy of its prompt's sequence in the engine.
 
         Args:
             drafts: The drafts, which are still empty.
@@ -275,10 +274,9 @@ class LlamaCppModel(LocalBackend):
         return samples
 
     def _feed_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, feed_end: bool) -> None:
-        """Let the model read the last tokens of answers, and store the hidden states at them.
+        """Let the model read the last tokens of answers, and store the hidden states there.
 
-        While answers are generated, the model does not read the last token of an answer that reaches its limit, nor the
-        token that ends an answer, because no further token is needed.
+        Generation leaves these tokens unread.
 
         Args:
             answers: The answers. Empty ones keep the states of their prompt.
@@ -293,9 +291,9 @@ class LlamaCppModel(LocalBackend):
     # --- continuing a draft -----------------------------------------------------------------------
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[SequenceState, Iterator[None]]:
-        """Return an answer, and an iterator that adds one token to it in each step.
+        """Return an answer, and an iterator for adding one token per step.
 
-        The answer begins with the draft `resume`. It is empty at first if `resume` is None.
+        With `resume`, the answer begins with a draft.
         """
         if resume is not None:
             answer = check_resume_handle(resume, SequenceState).copy(max_tokens)
@@ -307,7 +305,7 @@ class LlamaCppModel(LocalBackend):
     def _iter_steps(self, answer: SequenceState) -> Iterator[None]:
         """Extend an answer in place, yielding after each token.
 
-        Other calls may use the engine in between. If they remove the answer from its cache, it is computed again.
+        Other calls may use the engine in between.
         """
         while not answer.is_complete:
             with self.lock:
@@ -319,8 +317,7 @@ class LlamaCppModel(LocalBackend):
     def _compute_next_logits(self, answer: SequenceState) -> Vector:
         """Return the logits of the next token of an answer.
 
-        If the engine still holds the answer, the model reads only its last token. Otherwise it reads prompt and answer
-        again.
+        Prompt and answer are read again if the engine lost them.
         """
         is_cached = answer.prefill_number == self.prefix_cache.n_prefills
         if not is_cached or not answer.tokens:

@@ -67,11 +67,9 @@ class ApiClient:
         return self._send("POST", base + path, _encode(body))
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
-        """Send a POST request and return the streamed response as a generator of JSON chunks.
+        """Send a POST request and return a generator of JSON chunks.
 
-        The request is sent at once, and is retried if the server cannot be reached or is busy. Failures in the middle
-        of the stream are not retried. The last chunk is STREAM_END if the server sends it. Closing the generator closes
-        the connection.
+        Failures in the middle of the stream are not retried.
         """
         url = self.url + path
         content = _encode(body)
@@ -110,7 +108,7 @@ class ApiClient:
         return _parse(url, response.content)
 
     def _open(self, url: str, content: bytes, deadline: float) -> httpx.Response:
-        """Send a request once and return the response before its body is read; raises if the server refuses it."""
+        """Send a request once and return the response with an unread body."""
         seconds = self._remaining_seconds(deadline)
         client = self._client
         with _translate_errors(url, seconds), http_client.request_deadline(time.monotonic() + seconds):
@@ -140,7 +138,7 @@ class ApiClient:
     def _iter_bytes(self, url: str, response: httpx.Response) -> Iterator[bytes]:
         """Yield the body of a streamed response piece by piece.
 
-        Only the time that the server takes counts for the time limits, not what the caller does between two pieces.
+        Time limits count only the server's time.
 
         Args:
             url: Address of the server, for error messages.
@@ -168,8 +166,7 @@ class ApiClient:
 def parse_events(chunks: Iterable[bytes]) -> Iterator[str]:
     """Yield the data of each server-sent event in a response body.
 
-    LLM servers write the data of an event on one line, so every `data:` line is treated as an event. Comments and other
-    fields are ignored. If the server does not stream but sends one JSON value, that value is yielded as the only event.
+    A response of one JSON value counts as one event.
     """
     for line in _split_lines(chunks):
         name, _, value = line.partition(":")
@@ -180,10 +177,9 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield the lines of a response body, which arrives in chunks of any size.
+    """Yield the lines of a response body.
 
-    Lines end in LF or CRLF. Other Unicode line breaks belong to the text. A body that begins with { or [ is one JSON
-    value and not a stream of events, so it is yielded as one line.
+    A body that begins with { or [ is JSON and yielded as one line.
     """
     # An incomplete line is kept as a list of pieces, because joining it for every chunk would take quadratic time.
     line: list[bytes] = []
@@ -220,10 +216,9 @@ def _encode(body: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _translate_errors(url: str, seconds: float) -> Iterator[None]:
-    """Turn httpx errors in the block, which waits for a response, into errors with advice.
+    """Turn httpx errors in the block into errors with advice.
 
-    Failed connections become RetryableError, so that the caller sends the request again. A server that is connected but
-    does not answer in time is not asked again.
+    Failed connections become RetryableError. Timeouts of a connected server do not.
 
     Args:
         url: Address of the server, for messages.
@@ -243,7 +238,10 @@ def _translate_errors(url: str, seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _translate_stream_errors(url: str) -> Iterator[None]:
-    """Translate httpx errors in the middle of a stream. They are not retried, because text was already passed on."""
+    """Translate httpx errors in the middle of a stream.
+
+    They are not retried, because text was already passed on.
+    """
     try:
         yield
     except httpx.TimeoutException:
@@ -264,7 +262,10 @@ def _make_decoding_error(url: str) -> ModelError:
 
 
 def _make_refusal(url: str, response: http_client.HttpResponse) -> Exception:
-    """Return the error for a response with an error status; temporary failures are wrapped as retryable."""
+    """Return the error for a response with an error status.
+
+    Temporary failures become retryable errors.
+    """
     status = response.status
     if status in (401, 403):
         key, name = find_api_key()

@@ -88,7 +88,7 @@ class HiddenStateReader:
             )
 
     def read(self, ids: Sequence[int], layers: Sequence[int]) -> dict[int, Vector]:
-        """Return the hidden states of the given layers at the last of the tokens `ids`, keyed by layer.
+        """Return the hidden states at the last token, by layer.
 
         Negative layer numbers count from the end.
         """
@@ -101,9 +101,9 @@ class HiddenStateReader:
         return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
 
     def discard(self, response_id: str) -> None:
-        """Delete the files that vLLM wrote for a request whose hidden states are not needed.
+        """Delete the hidden states that vLLM wrote for a request.
 
-        vLLM writes them for every request, not only for those of `read`.
+        vLLM writes such files for every request.
         """
         if self._config.storage is not None:
             delete_states_files(self._config.storage, response_id)
@@ -178,9 +178,9 @@ def consume_states_file(folder: Path, server_path: str, ids: Sequence[int], *, t
 
 
 def delete_states_files(folder: Path, response_id: str, *, timeout: float = FILE_TIMEOUT) -> None:
-    """Delete the files that vLLM wrote for a response, one per completion.
+    """Delete the files that vLLM wrote for a response.
 
-    Waits up to `timeout` seconds for each file, because vLLM may still be writing it.
+    vLLM may still be writing, so wait up to `timeout` seconds per file.
     """
     if not RESPONSE_ID_PATTERN.fullmatch(response_id):
         return
@@ -195,7 +195,7 @@ def delete_states_files(folder: Path, response_id: str, *, timeout: float = FILE
 
 
 def locate_states_file(folder: Path, server_path: str) -> Path:
-    """Return the file in `folder` with the file name of `server_path`; its directories are ignored."""
+    """Return the file in `folder` with the same name as `server_path`."""
     name = PureWindowsPath(PurePosixPath(server_path).name).name
     if not FILE_NAME_PATTERN.fullmatch(name):
         raise ModelError(f"the server sent an invalid file name for hidden states: '{name[:80]}'. Update the server.")
@@ -203,14 +203,17 @@ def locate_states_file(folder: Path, server_path: str) -> Path:
 
 
 def delete_files(*files: Path) -> None:
-    """Delete files. Failures are ignored, because this machine may not be allowed to write to the folder."""
+    """Delete files, ignoring failures.
+
+    This machine may not be allowed to write to the folder.
+    """
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
 
 
 def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
-    """Wait until the file exists and its lock is released; raises ModelError after the deadline."""
+    """Wait until the server has written the file. After the deadline, raise ModelError."""
     while not _is_written(file, lock):
         if time.monotonic() > deadline:
             raise ModelError(
@@ -224,8 +227,7 @@ def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
 def _is_written(file: Path, lock: Path) -> bool:
     """Return whether the server has finished writing a file.
 
-    While it writes, it holds a lock on a second file, the lock file. Without a lock file, the file counts as complete
-    if it exists.
+    The server locks the file `lock` while it writes.
     """
     if not lock.exists():
         return file.exists()
@@ -244,9 +246,9 @@ def _is_written(file: Path, lock: Path) -> bool:
 
 
 def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
-    """Read the hidden states of the last token from a safetensors file, which must contain exactly the tokens `ids`.
+    """Read the hidden states of the last token from a safetensors file.
 
-    The states of the other tokens are skipped, because those of long prompts are large.
+    The file must contain exactly the tokens `ids`.
     """
     try:
         size = int.from_bytes(stream.read(8), "little")  # a safetensors file begins with the size of its JSON header

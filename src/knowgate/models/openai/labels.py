@@ -52,7 +52,7 @@ class ServerLabelReader:
         self._tokenize = functools.lru_cache(TOKEN_CACHE_SIZE)(endpoint.tokenize_text)
 
     def check(self, prompt: LabelPrompt) -> None:
-        """Check, without sending the prompt, that the server can predict labels such as 'true' inside it.
+        """Check that the server can predict labels, such as 'true', inside the prompt.
 
         Raises:
             BadSetting: The prompt is a chat message, which can have only one label, at its end.
@@ -68,8 +68,6 @@ class ServerLabelReader:
 
     def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
         """Return the log-probabilities of the labels after each part of a prompt (parts x labels).
-
-        Each kind of server has its own request for this. llama.cpp needs one request per part.
 
         Args:
             prompt: The prompt.
@@ -88,11 +86,9 @@ class ServerLabelReader:
         return np.array(rows, dtype=np.float32)
 
     def read_first_labels(self, prompt: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
-        """Return the log-probabilities of labels, such as 'true', as the first token of the answer.
+        """Return the log-probabilities of labels, such as 'true', as the first answer token.
 
-        Servers usually list only the most probable tokens. Here the labels are requested by token id, so they are
-        listed even if they are improbable. Each label is requested with and without a space before it, if this is one
-        token.
+        Improbable labels are included.
 
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
@@ -111,9 +107,9 @@ class ServerLabelReader:
         return [(labels_by_token[token], value) for token, value in logprobs.items() if token in labels_by_token]
 
     def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
-        """Return the log-probability of each given token as the first token of the answer, from SGLang.
+        """Return the log-probability of each token as the first answer token, from SGLang.
 
-        Returns an empty dict if the server does not support this.
+        Empty if the server does not support this.
         """
         try:
             prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
@@ -126,9 +122,9 @@ class ServerLabelReader:
         return dict(zip(ids, logprobs, strict=True))
 
     def _request_first_vllm(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
-        """Return the log-probability of each given token as the first token of the answer, from vLLM.
+        """Return the log-probability of each token as the first answer token, from vLLM.
 
-        Returns an empty dict if the server does not support this. vLLM may list other tokens, too.
+        Empty if the server does not support this.
         """
         fields = {
             **NEUTRAL_SAMPLING,
@@ -148,11 +144,9 @@ class ServerLabelReader:
         return {_parse_token_id(text): value for text, value in tokens[0].top} if tokens else {}
 
     def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
-        """Tokenize a label prompt, and find the positions of the tokens after which the LLM predicts a label.
+        """Tokenize a label prompt and find the label positions.
 
-        A label prompt has an optional prefix, and parts. The LLM predicts a label at the end of each part, and the next
-        part begins with the label that is there. The prefix and the parts are tokenized separately, so that no token
-        contains text of two of them.
+        The parts are tokenized separately, so that no token spans two parts.
 
         Raises:
             BadSetting: A later part does not begin with a label, or there is no text before the first label.
@@ -170,10 +164,9 @@ class ServerLabelReader:
 
 
 def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> Any:
-    """Request from vLLM how probable labels, such as Yes and No, are at several positions of a prompt and at its end.
+    """Request the log-probabilities of labels, such as Yes and No, from vLLM.
 
-    The response lists the `top` most probable tokens at every position. A server that supports `logprob_token_ids` lists
-    exactly the labels instead. Other servers reject this field with status 400 or 422; then it is left out.
+    Servers without `logprob_token_ids` list the `top` tokens instead.
     """
     logprob_fields = {"logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
     fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, **logprob_fields}
@@ -188,12 +181,9 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
-    """Read from vLLM's response how probable each label is at each label position of a prompt (positions x labels).
+    """Return each label's log-probability at each position of the prompt.
 
-    A label position is a token after which the LLM would write a label, such as Yes or No. For each token of the prompt,
-    vLLM lists what could have stood in its place: the most probable tokens, given the tokens before it. So the labels
-    that could follow a position are in the list of the next token. The last position is the end of the prompt. What
-    could follow it is in the list of the answer's first token.
+    The labels after a position are in the next token's entry.
     """
     choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
@@ -212,10 +202,9 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 
 
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
-    """Return the log-probability of each label at one position of a prompt.
+    """Return the log-probability of each label at one position.
 
-    The server lists only the `top` most probable tokens. A label that is not listed gets an upper bound: it is at most
-    as probable as the last of them.
+    Unlisted labels get that of the last of the `top` tokens.
 
     Args:
         listed: Token id -> log-probability. Besides the most probable tokens, it has the token that the prompt has at
@@ -244,7 +233,7 @@ def _parse_token_id(text: str) -> int:
 
 
 def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> Any:
-    """Request from SGLang how probable labels, such as Yes and No, are at several positions of a prompt and at its end."""
+    """Request the log-probabilities of labels, such as Yes and No, from SGLang."""
     fields = {
         "return_logprob": True,
         # Tokens before the first label need no log-probabilities, so the server can take them from its prefix cache.
@@ -256,12 +245,9 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
-    """Read from SGLang's response how probable each label is at each label position of a prompt (positions x labels).
+    """Return each label's log-probability at each position of the prompt.
 
-    A label position is a token after which the LLM would write a label, such as Yes or No. For each token of the prompt
-    from the first position on, the response has the log-probabilities that the labels have in its place. So those of the
-    labels that could follow a position are in the entry of the next token. The last position is the end of the prompt.
-    Its labels are in the entry of the answer's first token.
+    The labels after a position are in the next token's entry.
     """
     meta = response["meta_info"]
     first_position = tokens.positions[0]
@@ -284,7 +270,7 @@ def _get_listed(entry: Any, label_ids: Sequence[int]) -> list[float]:
 def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Sequence[int]) -> list[float]:
     """Return the log-probabilities of the labels after a prompt, from llama.cpp.
 
-    First requests the most probable tokens. If a label is not among them, requests the whole vocabulary.
+    If a label is missing, the whole vocabulary is requested.
     """
     for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
         fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, "logprobs": size, "cache_prompt": True}

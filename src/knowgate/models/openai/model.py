@@ -84,10 +84,7 @@ class OpenAIModel(SinglePromptBackend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the model's name and of what the server's GET /models reports about it.
-
-        The field `created` is left out, because vLLM and llama.cpp set it to the time of the request.
-        """
+        """Hash of the model's name and of the server's facts about the model."""
         model = self._endpoint.model
         card = next((card for card in self._endpoint.list_models() if card.get("id") == model), {})
         facts = [str(card.get(field, "")) for field in ("id", "owned_by", "root")]
@@ -162,10 +159,9 @@ class OpenAIModel(SinglePromptBackend):
         return [replace(reading, samples=tuple(drawn)) for reading, drawn in zip(readings, samples, strict=True)]
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the text of the greedy answer as the server sends it, then return it as a `Completion`.
+        """Yield the greedy answer as the server sends it, then return a `Completion`.
 
-        With `resume`, the text of the draft comes first. If the draft is already complete, no request is sent. If the
-        server cannot continue the draft, it is left out and the stream contains a new answer.
+        With `resume`, the draft's text comes first if possible.
         """
         draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
         if (answer := draft.get_answer(max_tokens)) is not None:
@@ -184,10 +180,9 @@ class OpenAIModel(SinglePromptBackend):
         return self._check_logprobs(responses.join_completions(start, responses.parse_completions(response)[0]))
 
     def _read_draft(self, prompt: Prompt, request: SignalRequest) -> Reading:
-        """Return the draft of one prompt and the hidden states before and after the draft, as far as requested.
+        """Return the draft of one prompt and the requested hidden states.
 
-        The draft and the states come from separate requests. For the states after the draft, the server gets the token
-        ids of prompt and draft.
+        Draft and states come from separate requests.
         """
         completion = None
         draft_ids: list[int] = []
@@ -213,9 +208,9 @@ class OpenAIModel(SinglePromptBackend):
         return replace(reading, hidden=hidden, hidden_after=hidden_after)
 
     def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
-        """Return the whole greedy answer that begins with a draft.
+        """Return the whole greedy answer for a draft.
 
-        If the draft is complete, no request is sent. If the server cannot continue it, a new answer is generated.
+        A new answer is generated if the server cannot continue the draft.
         """
         if (answer := draft.get_answer(max_tokens)) is not None:
             return answer
@@ -256,7 +251,7 @@ class OpenAIModel(SinglePromptBackend):
         return {} if seed is None or not self._endpoint.capabilities.seed else {"seed": seed}
 
     def _check_logprobs(self, completion: Completion) -> Completion:
-        """Return the completion; raises ModelError if the server left out log-probabilities that it supports."""
+        """Return the completion, or raise ModelError if it lacks expected log-probabilities."""
         if self._endpoint.capabilities.logprobs and completion.tokens is None and completion.text:
             raise ModelError(f"{self.name} returned an answer without log-probabilities. Check the server's log.")
         return completion
@@ -264,8 +259,7 @@ class OpenAIModel(SinglePromptBackend):
     def _open_stream(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Request a streamed answer and return its chunks.
 
-        The tokens of a stream are counted by their log-probabilities. If the server does not support those, it is asked
-        for the count (`include_usage`), unless it refuses that option.
+        Without log-probabilities, the server is asked for the token count.
         """
         if not self._endpoint.capabilities.logprobs:
             try:
@@ -281,10 +275,7 @@ class OpenAIModel(SinglePromptBackend):
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """Draw `n` sampled answers per prompt.
-
-        This takes one request per prompt if the server can return several completions at once, otherwise `n` requests.
-        """
+        """Draw `n` sampled answers per prompt, with one request per prompt if possible."""
         if not prompts or n == 0:
             return [[] for _ in prompts]
         backend.check_sampling(sampling)
@@ -304,8 +295,7 @@ class OpenAIModel(SinglePromptBackend):
     def _draw_samples(self, prompt: Prompt, fields: dict[str, Any], n: int, seed: int | None) -> list[Completion]:
         """Draw `n` sampled answers to one prompt.
 
-        Sends requests until there are enough, because a server may return fewer completions than requested. Each
-        request has another seed, so that the samples differ.
+        A server may return fewer per request, so requests are repeated.
         """
         drawn: list[Completion] = []
         while len(drawn) < n:
@@ -320,8 +310,7 @@ class OpenAIModel(SinglePromptBackend):
     def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
         """Return the request fields for top_p and top_k.
 
-        A server may have a top_k and min_p in its own configuration. If it accepts these fields, they are sent with
-        values that switch both off. A requested top_k replaces the value of top_k.
+        They also switch off the server's own top_k and min_p.
 
         Raises:
             UnsupportedSignal: top_k is requested, but the server does not accept it.
@@ -336,9 +325,9 @@ class OpenAIModel(SinglePromptBackend):
     # --- labels -----------------------------------------------------------------------------------
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the log-probabilities of the labels after each part of each prompt (parts x labels).
+        """Return the log-probabilities of the labels after each part of each prompt.
 
-        Servers list only the most probable tokens. A label that is not among them gets an upper bound.
+        Unlisted labels get an upper bound.
         """
         for prompt in prompts:
             if len(prompt.parts) != 1:
@@ -351,10 +340,7 @@ class OpenAIModel(SinglePromptBackend):
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
-        """Return the log-probabilities of the labels after each part of a prompt (parts x labels).
-
-        For a prompt with a single part, the labels are looked for among the most probable first tokens of the answer.
-        """
+        """Return the log-probabilities of the labels after each part of a prompt (parts x labels)."""
         n_listed = self._endpoint.capabilities.top
         if len(prompt.parts) != 1:
             return self._label_reader.read_inner_labels(prompt, labels, n_listed)
@@ -375,10 +361,9 @@ class OpenAIModel(SinglePromptBackend):
         return tokens[0].top
 
     def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
-        """Return a longer list of probable first tokens of the answer, which contains the labels if possible.
+        """List more first tokens of the answer, to find missing labels.
 
-        vLLM and SGLang can be asked for the labels by token id, and llama.cpp for longer lists. For other servers,
-        `top` is returned.
+        Returns `top` if the server cannot list more.
 
         Args:
             prompt: The prompt.
@@ -406,7 +391,7 @@ class OpenAIModel(SinglePromptBackend):
         return self._map(lambda prompt: float(self._endpoint.calls_tool(prompt, tool)), prompts)
 
     def _map(self, work: Callable[[backend.Item], backend.Value], items: Sequence[backend.Item]) -> list[backend.Value]:
-        """Call `work` with each item in parallel threads and return the results in order; raises the first error."""
+        """Call `work` with each item in parallel threads, and return the results in order."""
         if items:
             _ = self._endpoint.capabilities  # so that the test requests are sent before the threads start
         return super()._map(work, items)

@@ -39,11 +39,9 @@ class TokenLogprobs:
 
     @property
     def entropy(self) -> float | None:
-        """Estimated entropy in nats of the distribution over all tokens, or None if the server lists too few of them.
+        """Estimated entropy in nats, or None if too few tokens are listed.
 
-        The entropy is the sum of -p log p. The listed tokens are summed up exactly. For the unlisted tokens, -log p is
-        not known, so the middle of two extremes is used: each is as probable as the last listed token (smallest value),
-        or they share the remaining probability evenly in a large vocabulary (largest value).
+        The share of unlisted tokens is estimated between two extremes.
         """
         if len(self.top) < MIN_TOKENS_FOR_ENTROPY:
             return None
@@ -116,7 +114,7 @@ def join_completions(draft: Completion, continuation: Completion) -> Completion:
 
 
 def _get_choices(response: Any) -> list[dict[str, Any]]:
-    """Return the `choices` (completions) of a response as JSON; raises ModelError if there are none."""
+    """Return the `choices` (completions) of a response as JSON."""
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or not choices or not all(isinstance(item, dict) for item in choices):
         raise ModelError(f"the server's response has no field 'choices'. {NOT_OPENAI_HINT}")
@@ -124,7 +122,10 @@ def _get_choices(response: Any) -> list[dict[str, Any]]:
 
 
 def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
-    """Convert a choice to a completion; `n_tokens` is its token count if it has no log-probabilities to count."""
+    """Convert a choice to a completion.
+
+    `n_tokens` is used if there are no log-probabilities to count.
+    """
     logprobs = parse_logprobs(choice.get("logprobs"))
     tokens = None if logprobs is None else tuple(item.as_token() for item in logprobs)
     message = choice.get("message")
@@ -141,7 +142,10 @@ def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
 
 
 def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
-    """Split the token count of a response evenly over its `n` completions, because servers report only the sum."""
+    """Split the token count of a response evenly over its `n` completions.
+
+    Servers report only the sum.
+    """
     usage = response.get("usage")
     total = usage.get("completion_tokens") if isinstance(usage, dict) else None
     if not isinstance(total, int) or not 0 <= total < MAX_TOKEN_COUNT:
@@ -154,7 +158,10 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
 
 
 def parse_logprobs(logprobs: Any) -> list[TokenLogprobs] | None:
-    """Parse the field `logprobs` of a response, in the chat or the completions format; None for other values."""
+    """Parse the field `logprobs` of a response, or return None.
+
+    Chat and completions formats are supported.
+    """
     if not isinstance(logprobs, dict):
         return None
     with translate_format_errors("log-probabilities"):
@@ -171,7 +178,10 @@ def _parse_chat_token(item: dict[str, Any]) -> TokenLogprobs:
 
 
 def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
-    """Parse the log-probabilities of a response to a raw prompt, which are in parallel arrays."""
+    """Parse the log-probabilities of a response to a raw prompt.
+
+    They are in parallel arrays.
+    """
     texts = logprobs["tokens"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     tokens = []
@@ -201,9 +211,9 @@ def check_logprob(value: Any) -> float:
 
 @contextlib.contextmanager
 def translate_format_errors(what: str) -> Generator[None, None, None]:
-    """Raise ModelError if the block fails because a part of a response does not have the expected format.
+    """Raise ModelError if the block fails on an unexpected response format.
 
-    `what` names that part in the message, such as 'log-probabilities'.
+    `what` names the bad part in the message.
     """
     try:
         yield
@@ -212,10 +222,9 @@ def translate_format_errors(what: str) -> Generator[None, None, None]:
 
 
 def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]:
-    """Return the log-probability of each label, such as 'true', from the tokens that a server lists at one position.
+    """Return the log-probability of each label from the tokens listed by a server.
 
-    Servers list only the most probable tokens. A label that is not among them gets an upper bound of its probability
-    (see `_bound_logprob`). If a label is listed with and without a space before it, the probabilities are added.
+    Unlisted labels get an upper bound.
 
     Args:
         top: The listed tokens with their log-probabilities.
@@ -235,10 +244,9 @@ def is_label_missing(top: TopTokens, labels: Sequence[str]) -> bool:
 
 
 def _bound_logprob(top: TopTokens, label: str) -> float:
-    """Return an upper bound for the log-probability of a label that the server did not list.
+    """Return an upper bound for the log-probability of an unlisted label.
 
-    A label of one token is at most as probable as the least probable listed token. A label of several tokens is at most
-    as probable as the listed tokens that can begin it, taken together. The larger of the two bounds is returned.
+    A listed token may be the beginning of the label.
     """
     beginnings = [value for text, value in top if text.strip() and label.strip().startswith(text.strip())]
     smallest = min(value for _, value in top)
@@ -254,10 +262,7 @@ def _log_sum_exp(values: Sequence[float]) -> float:
 
 
 def assemble_stream(chunks: Generator[Any, None, None]) -> Generator[str, None, dict[str, Any]]:
-    """Yield the text of each chunk of a stream, then return the whole response as JSON.
-
-    Closing this generator also closes `chunks`, and with it the connection.
-    """
+    """Yield the text of each chunk of a stream, then return the whole response as JSON."""
     response = StreamedResponse()
     with contextlib.closing(chunks):
         for chunk in chunks:
@@ -285,7 +290,7 @@ class StreamedResponse:
     ended: bool = False
 
     def add(self, chunk: Any) -> str:
-        """Add a chunk and return its text; '' if it has no text of the first completion.
+        """Add a chunk and return its text, or '' for a chunk without text.
 
         Raises:
             ModelError: The chunk does not have the format of OpenAI's API.

@@ -96,11 +96,9 @@ class ModelEndpoint:
             return self._capabilities
 
     def _probe(self) -> ServerCapabilities:
-        """Find out by test requests which optional parameters the server supports, such as log-probabilities.
+        """Find out by test requests which optional parameters the server supports.
 
-        Usually one short request with all of them is enough. If the server refuses it, a plain request is sent, and the
-        parameters are added one by one; those that the server refuses are left out. A server may accept a parameter and
-        ignore it, so log-probabilities and `n` count as supported only if the response contains them.
+        Some servers ignore a parameter silently, so the response is checked.
         """
         fields = dict(PROBE_FIELDS)
         for values in PROBED_PARAMETERS.values():
@@ -118,7 +116,7 @@ class ModelEndpoint:
         )
 
     def _probe_one_by_one(self) -> tuple[dict[str, Any], Any]:
-        """Add optional parameters to a test request, one after another, and keep those that the server accepts.
+        """Add optional parameters to a test request one by one, and keep the accepted ones.
 
         Returns:
             The fields of the last accepted request, and its response.
@@ -136,7 +134,10 @@ class ModelEndpoint:
         return fields, response
 
     def _try_fields(self, fields: dict[str, Any]) -> Any:
-        """Send a short chat request with these fields; returns the response, or None if the server refuses them."""
+        """Send a short chat request with these fields.
+
+        Returns None if the server refuses the fields.
+        """
         try:
             return self.complete_prompt(PROBE_PROMPT, fields)
         except StatusError as error:
@@ -146,10 +147,7 @@ class ModelEndpoint:
 
     @functools.cached_property
     def lists_wide_logprobs(self) -> bool:
-        """Whether the server returns the log-probabilities of thousands of tokens per position, as llama.cpp does.
-
-        The first use sends a test request to find out.
-        """
+        """Whether the server returns the log-probabilities of thousands of tokens per position."""
         if self.capabilities.top <= 1:
             return False
         fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(PROBE_PROMPT, WIDE_TOP_TOKENS)}
@@ -159,9 +157,9 @@ class ModelEndpoint:
 
     @property
     def lists_requested_tokens(self) -> bool:
-        """Whether a request can name the tokens whose log-probabilities are returned.
+        """Whether a request can ask for the log-probabilities of given tokens.
 
-        vLLM and SGLang support this. vLLM 0.32 crashes, however, if it was also started with hidden states.
+        vLLM crashes on this if it also returns hidden states.
         """
         gives_hidden_states = self.on_response is not None
         return self.server == "sglang" or (self.server == "vllm" and not gives_hidden_states)
@@ -180,8 +178,6 @@ class ModelEndpoint:
     def stream_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Send a prompt and return the streamed response as a generator of JSON chunks.
 
-        If the callback `on_response` is set, it is called when the stream ends.
-
         Args:
             prompt: A chat message, or raw text.
             fields: Other fields of the request.
@@ -193,7 +189,7 @@ class ModelEndpoint:
         return chunks if self.on_response is None else self._report_at_end(chunks)
 
     def calls_tool(self, prompt: Prompt, tool: Mapping[str, Any]) -> bool:
-        """Return whether the LLM replies to a prompt with a call of the tool that it is offered.
+        """Return whether the LLM replies to a prompt with a call of the tool.
 
         Raises:
             UnsupportedSignal: The server refuses the field `tools`.
@@ -221,7 +217,7 @@ class ModelEndpoint:
         return self._post("/completions", {"model": self.model, **fields, "prompt": list(ids)}, report=report)
 
     def _make_request(self, prompt: Prompt, fields: dict[str, Any], draft: str) -> tuple[str, dict[str, Any]]:
-        """Return the path and the body of a request for a prompt, with the beginning of its answer if there is one."""
+        """Return the path and the body of a request. `draft` is the beginning of the answer."""
         body = {"model": self.model, **fields}
         if prompt.raw:
             return "/completions", {**body, "prompt": prompt.text + draft}
@@ -234,7 +230,7 @@ class ModelEndpoint:
     def _post(self, path: str, body: dict[str, Any], *, report: bool = True) -> Any:
         """Send a POST request and return its JSON response.
 
-        The callback `on_response`, if set, is called with the id of the response, unless `report` is False.
+        With `report`, the callback `on_response` is called.
         """
         with self._explain_missing_model():
             response = self.client.post(path, body)
@@ -247,7 +243,7 @@ class ModelEndpoint:
             self.on_response(response["id"])
 
     def _report_at_end(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Yield the chunks of a stream. At its end, call the callback `on_response` with the id in the last chunk."""
+        """Yield the chunks of a stream, then call `on_response` with the response id."""
         last: Any = None
         with contextlib.closing(chunks):
             for chunk in chunks:
@@ -260,14 +256,9 @@ class ModelEndpoint:
     # the last message is the assistant's. Other servers would treat the draft as an earlier message of the chat.
 
     def can_continue(self, draft: RemoteDraft) -> bool:
-        """Return whether the server can continue a draft, the beginning of an answer, as if it had never stopped.
+        """Return whether the server can continue a draft seamlessly.
 
-        The draft is sent as text, and the server must get the same tokens from it as before. It does not if the text
-        ends inside a character, or if it does not show all tokens, such as those of reasoning.
-
-        For a raw prompt, this is enough, because the draft is simply added to the prompt. For a chat prompt, the server
-        must also have an option to continue a message, must not have refused a draft before, and the text must not have
-        outer spaces, which a chat template would strip.
+        The draft is sent as text, which must give the same tokens.
         """
         answer = draft.completion
         if answer is None or not answer.text or REPLACEMENT_CHARACTER in answer.text:
@@ -282,8 +273,7 @@ class ModelEndpoint:
     def send_draft(self, draft: RemoteDraft, send: Callable[[Completion], Result]) -> tuple[Completion, Result]:
         """Request the rest of an answer that begins with a draft.
 
-        If the server cannot continue the draft, a new answer is requested instead. A server refuses drafts if it is too
-        old or if its chat template does not allow them. After a refusal, no more drafts are sent to it.
+        If the server cannot continue the draft, request a new answer.
 
         Args:
             draft: The draft.
@@ -305,23 +295,20 @@ class ModelEndpoint:
 
     @functools.cached_property
     def card(self) -> dict[str, Any]:
-        """The server's entry for the model in GET /models, or its first entry if it does not list this name."""
+        """The server's entry for the model in GET /models, or else the first entry."""
         cards = self.list_models()
         return next((card for card in cards if card.get("id") == self.model), cards[0] if cards else {})
 
     @property
     def server(self) -> str:
-        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'unknown' if the server does not report it.
-
-        Taken from the field `owned_by` in GET /models.
-        """
+        """The kind of server, such as 'vllm', 'sglang', 'llamacpp' or 'unknown'."""
         return str(self.card.get("owned_by") or "unknown")
 
     @property
     def adapter(self) -> str:
-        """Name of the LoRA adapter on SGLang, or '' if the model is not an adapter.
+        """Name of the LoRA adapter on SGLang, or ''.
 
-        SGLang lists an adapter as a model with a parent, or accepts it in the model's name as BASE:ADAPTER.
+        Example: 'base:style' names the adapter 'style'.
         """
         return self.model if self.card.get("parent") else self.model.partition(":")[2]
 
@@ -338,7 +325,7 @@ class ModelEndpoint:
 
     @contextlib.contextmanager
     def _explain_missing_model(self) -> Iterator[None]:
-        """Raise an error that lists the server's models if a request in the block fails with status 404."""
+        """List the server's models in the error if a request fails with status 404."""
         try:
             yield
         except StatusError as error:
@@ -367,15 +354,15 @@ class ModelEndpoint:
     # --- endpoints that OpenAI does not have ------------------------------------------------------
 
     def tokenize_text(self, text: str, special: bool) -> tuple[int, ...]:
-        """Tokenize text with the server's tokenizer; `special` adds the special tokens that begin a text."""
+        """Tokenize text with the server's tokenizer. `special` adds special tokens at the start."""
         if self.server == "llamacpp":
             return self._tokenize({"content": text, "add_special": special})
         return self._tokenize({"model": self.model, "prompt": text, "add_special_tokens": special})
 
     def tokenize_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt on vLLM or SGLang, up to where the answer begins.
+        """Tokenize a prompt on vLLM or SGLang.
 
-        The prompt is put into the chat template, unless it is raw.
+        Unless it is raw, the prompt is put into the chat template.
         """
         if prompt.raw:
             return self.tokenize_text(prompt.text, True)
@@ -415,10 +402,7 @@ class ModelEndpoint:
 
 
 def make_logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
-    """Return the fields that request log-probabilities of the `top` most probable tokens.
-
-    The endpoints for raw prompts and for chat messages name these fields differently.
-    """
+    """Return the request fields for log-probabilities of the `top` most probable tokens."""
     if prompt.raw:
         return {"logprobs": top}
     return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}

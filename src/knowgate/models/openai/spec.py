@@ -76,7 +76,7 @@ def parse_openai_spec(value: str) -> OpenAISpec:
 
 
 def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
-    """Parse the options layers, depth and storage; returns None if none of them is given."""
+    """Parse the options layers, depth and storage, or return None without them."""
     if "layers" not in options:
         if others := [name for name in ("depth", "storage") if name in options]:
             raise BadSetting(f"the option '{others[0]}' in the model spec needs the option 'layers' too: #layers=15.")
@@ -93,7 +93,7 @@ def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
 
 
 def _parse_number(name: str, text: str, maximum: int, minimum: int = 1) -> int:
-    """Parse the option `name` as a whole number; raises BadSetting if it is not within the limits."""
+    """Parse the option `name` as a whole number within limits."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1  # -1 is always out of range
     if not minimum <= number <= maximum:
         raise BadSetting(
@@ -103,7 +103,7 @@ def _parse_number(name: str, text: str, maximum: int, minimum: int = 1) -> int:
 
 
 def check_server_url(url: str) -> None:
-    """Raise BadSetting if a URL is invalid, or contains a login (user:password@), which messages would show."""
+    """Raise BadSetting if a URL is invalid or contains a login (user:password@)."""
     redacted = redact_secrets(url)
     try:
         parsed = httpx.URL(url)

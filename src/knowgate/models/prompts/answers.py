@@ -56,7 +56,7 @@ _MIN_STEM_LENGTH = 3
 
 
 class _Sentence(NamedTuple):
-    """A sentence of a passage: the index of the passage, the text, its content words, and its number of words."""
+    """A sentence of a passage. `passage` is the index of the passage."""
 
     passage: int
     text: str
@@ -65,9 +65,9 @@ class _Sentence(NamedTuple):
 
 
 def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> list[Passage]:
-    """Shorten passages to the `limit` sentences that fit the question best.
+    """Shorten passages to the sentences that fit the question best.
 
-    These are the best sentences of all passages together. They keep their order. Passages without one are dropped.
+    At most `limit` sentences of all passages together are kept.
 
     Args:
         question: The question.
@@ -92,11 +92,9 @@ def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> 
 
 
 def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], limit: int = 1) -> str:
-    """Return the answer if it is grounded in the passages, else the sentence that fits the question best.
+    """Replace an answer by the best sentence unless the passages support the answer.
 
-    An answer is grounded if all of its content words are in the question or in the sentences that the LLM was shown,
-    and at least one is not in the question. If the best sentence is from a passage with at most half of the question's
-    words, that passage is about something else. Then the answer is returned although it is not grounded.
+    Off-topic passages leave the answer unchanged.
 
     Args:
         question: The question.
@@ -138,13 +136,9 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
-    """Return how well each sentence fits a question; higher is better.
+    """Return how well each sentence fits a question. Higher is better.
 
-    The score of a sentence is the sum of:
-    - its BM25 score for the words of the question,
-    - a share of the weight of those words of the question that occur only elsewhere in its passage,
-    - a bonus if it contains a number or a name, and the question asks for one,
-    - a negative value that grows with the rank of its passage.
+    The score extends BM25 by context, answer type and passage rank.
     """
     question_terms = _find_terms(question)
     weights = _weigh_terms(sentences)
@@ -177,7 +171,10 @@ def _find_terms(text: str) -> set[str]:
 
 
 def _strip_ending(word: str) -> str:
-    """Return a word without an ending such as 'ing' or 's', and without a final 'e': 'baking' and 'bake' -> 'bak'."""
+    """Return a word without an ending such as 'ing' or 's'.
+
+    Example: 'baking' and 'bake' both become 'bak'.
+    """
     for suffix in _SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= _MIN_STEM_LENGTH:
             return word.removesuffix(suffix).removesuffix("e")
@@ -245,20 +242,16 @@ class AnswerPrompts:
         return Prompt(self.templates.fill(key, self.language(question), **values))
 
     def check_open_answer(self, question: Question, passages: Sequence[Passage], answer: str) -> str:
-        """Return the LLM's open-book answer, or a sentence of the passages instead if the LLM made the answer up.
+        """Return the open-book answer, or a sentence of the passages if the answer seems made up.
 
-        Only small LLMs (`sentences` is set) are checked, and only their answers to questions without choices. All other
-        answers are returned as they are.
+        Only small LLMs are checked.
         """
         if self.sentences is None or question.choices:
             return answer
         return quote_unless_grounded(question.text, answer, passages, self.sentences)
 
     def check_open_reading(self, question: Question, passages: Sequence[Passage], reading: Reading) -> Reading:
-        """Replace the open-book answer in a reading by a sentence of the passages if the LLM made the answer up.
-
-        A reading is the record of what the LLM returned for a prompt. See `check_open_answer` for the rules.
-        """
+        """Replace a made-up open-book answer in a reading by a sentence of the passages."""
         if self.sentences is None or reading.draft is None:
             return reading
         text = self.check_open_answer(question, passages, reading.draft.text)
@@ -285,15 +278,15 @@ def load_answer_prompts(file: Path | None = None, lang: str | None = None, model
 def format_passages(passages: Sequence[Passage]) -> str:
     """Join passages with blank lines, each preceded by its title.
 
-    Passages are not numbered, because small models would continue the numbering instead of answering.
+    Small models would continue numbered passages instead of answering.
     """
     return "\n\n".join(_format_passage(passage) for passage in passages)
 
 
 def _format_passage(passage: Passage) -> str:
-    """Return the title of a passage and, below it, its text without '#' marks at the start.
+    """Return the title and the text of a passage, without '#' marks.
 
-    The title is not repeated if the text already begins with it.
+    The title is not repeated.
     """
     text = passage.text.strip().lstrip("#").strip()
     return text if text.startswith(passage.title) else f"{passage.title}\n{text}"
@@ -306,10 +299,9 @@ def _format_query(question: Question) -> str:
 def fit_passages(
     model: Model, prompts: AnswerPrompts, question: Question, passages: Sequence[Passage], max_tokens: int
 ) -> tuple[Passage, ...]:
-    """Return as many of the first passages as fit the model's context window together with the question.
+    """Return as many of the first passages as fit the model's context window.
 
-    Passages are dropped from the end. If even the first one is too long, its text is halved until the prompt fits. The
-    result is empty if there is no room for any text.
+    An overlong first passage is cut.
 
     Args:
         model: The LLM.
@@ -341,10 +333,7 @@ def build_fitting_prompts(
     passages: Sequence[Sequence[Passage]],
     max_tokens: int,
 ) -> list[OpenPrompt]:
-    """Build the open-book prompt of each question, with as many of its first passages as fit the context window.
-
-    One call of the model checks which prompts fit with all of their passages. The others are then shortened one by one.
-    """
+    """Build the open-book prompts, with as many passages as fit the context window."""
     full_prompts = [prompts.open(question, retrieved) for question, retrieved in zip(questions, passages, strict=True)]
     fitting = []
     for index, fits in enumerate(model.fits(full_prompts, max_tokens)):

@@ -41,9 +41,9 @@ def build_ik_prompt(question: Question, draft: str = "") -> str:
 
 
 def build_kbm_prompt(question: Question, passages: Sequence[Passage] = ()) -> str:
-    """Build the prompt for the KBM (knowledge boundary model) judge, which tells whether an LLM knows an answer.
+    """Build the prompt for the KBM judge (knowledge boundary model).
 
-    The judge replies in JSON how well the LLM masters the question (mastery) and how sure the LLM is (certainty).
+    The judge says how well the LLM knows the answer.
 
     Args:
         question: The question.
@@ -65,9 +65,7 @@ def build_correctness_prompt(question: Question, answer: str | None = None) -> s
 
 
 def build_search_correctness_prompt(question: Question, answer: str) -> str:
-    """Build the prompt that asks a judge to predict whether the LLM would answer correctly after a search.
-
-    The judge has not seen what the search finds. It reads the question and what the LLM answers without a search.
+    """Build the prompt that asks a judge whether a search would give a correct answer.
 
     Args:
         question: The question.
@@ -79,7 +77,7 @@ def build_search_correctness_prompt(question: Question, answer: str) -> str:
 def build_arbiter_prompt(
     question: Question, closed: str, opened: str, side: str, passages: Sequence[Passage] = ()
 ) -> str:
-    """Build the prompt that shows a judge two answers to a question, and asks whether one of them is correct.
+    """Build the prompt that asks a judge whether one of two answers is correct.
 
     Args:
         question: The question.
@@ -108,7 +106,7 @@ def _fill(templates: str, key: str, question: Question, **values: str) -> str:
 
 
 def _format_answer(answer: str, question: Question) -> str:
-    """Return the answer or, if it is empty, a phrase such as '(no answer)' in the language of the question."""
+    """Return the answer, or a phrase such as '(no answer)' for an empty one."""
     nothing = load_packaged_templates("right").templates[detect_question_language(question)]["nothing"]
     return answer.strip() or nothing
 
@@ -134,16 +132,16 @@ ANSWER_LABEL_PATTERN = re.compile(r"\n?\s*(?:answer|答案)\s*[:：]", re.IGNORE
 
 
 class Exchange(NamedTuple):
-    """A question of a conversation, rewritten so that it can be understood alone, and its answer."""
+    """An independent question of a conversation, and its answer."""
 
     question: str
     answer: str
 
 
 def is_follow_up(text: str) -> bool:
-    """Return whether a question probably depends on earlier questions of the conversation.
+    """Return whether a question probably depends on earlier questions.
 
-    The check prefers True in doubtful cases, because rewriting a question that is already independent does no harm.
+    In doubt, the result is True.
     """
     text = text.strip()
     words = text.split() if detect_language(text) == "en" else []
@@ -156,7 +154,7 @@ def is_follow_up(text: str) -> bool:
 
 
 def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
-    """Build the prompt that asks the LLM to rewrite a follow-up question so that it can be understood alone.
+    """Build the prompt for rewriting a follow-up question as an independent question.
 
     Args:
         exchanges: The earlier questions and answers of the conversation.
@@ -169,14 +167,14 @@ def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
 
 
 class GeneratedQuestion(NamedTuple):
-    """A question that an LLM wrote about a passage, and its short answer; either may be empty."""
+    """A question about a passage, written by an LLM, and its short answer."""
 
     question: str
     answer: str
 
 
 def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
-    """Build the prompt that asks the LLM to write a question that a passage answers.
+    """Build the prompt that asks the LLM to write a question about a passage.
 
     Args:
         passage: The passage.
@@ -191,10 +189,7 @@ def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
 
 
 def parse_generated_question(text: str) -> GeneratedQuestion:
-    """Split text such as 'Question: Who? Answer: Ada.' into a question and an answer.
-
-    Only the first line of each is used. A missing answer is empty.
-    """
+    """Split text such as 'Question: Who? Answer: Ada.' into a question and an answer."""
     without_label = QUESTION_LABEL_PATTERN.sub("", text)
     texts = ANSWER_LABEL_PATTERN.split(without_label, maxsplit=1)
     answer = texts[1] if len(texts) > 1 else ""

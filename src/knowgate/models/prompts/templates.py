@@ -155,8 +155,7 @@ def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: Temp
 def _find_placeholders(text: str, where: str) -> set[str]:
     """Return the names in braces, such as 'query' for '{query}'.
 
-    Raises BadSetting for conversions and format codes such as '{query!r}' and '{query:>9}'. They could fail when the
-    template is filled, or produce a text so long that memory runs out.
+    Format codes such as '{query:>9}' raise BadSetting.
     """
     names: set[str] = set()
     try:
@@ -183,10 +182,9 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
-    """Escape a value so that the LLM cannot mistake its lines for lines of the template (prompt injection).
+    """Quote lines of a value that look like lines of the template.
 
-    Labels are the beginnings of the template's lines, such as 'Question:' in 'Question: {query}'. A line of the value
-    that begins with a label is quoted: it becomes '> Question: ...'. Chat markers such as '<|im_end|>' get a space.
+    This prevents prompt injection. Example: '> Question: ...'.
 
     Args:
         template: The template that the value is filled into.

@@ -127,7 +127,10 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
 
 
 def _parse_scalar(text: str) -> Scalar:
-    """Return a filter value as a bool or an int if it looks like one; otherwise as a string."""
+    """Convert a filter value to a bool, an int or a string.
+
+    Example: "true" becomes True.
+    """
     if text in ("true", "false"):
         return text == "true"
     return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else text
@@ -150,7 +153,7 @@ class SearchHit(NamedTuple):
 class EngineRetriever(ABC):
     """Base class of retrievers that search a vector database or a search server.
 
-    A subclass implements `_find_hits`, which searches, and `_get_state`, which detects changes of the collection.
+    Subclasses implement `_find_hits` and `_get_state`.
 
     Args:
         collection: The name of the collection.
@@ -208,8 +211,7 @@ class EngineRetriever(ABC):
     def filtered(self, where: RecordFilter) -> Self:
         """Return a copy of this retriever with a further filter.
 
-        The copy finds only records that match the existing filter and the new one. If both filter the same field, its
-        value must be allowed by both.
+        Records must match the existing filter and the new one.
 
         Args:
             where: The new filter.
@@ -272,7 +274,7 @@ class EngineRetriever(ABC):
 
 
 def get_field(record: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field, or None if the record lacks it; `meta.title` names a nested field."""
+    """Return the value of a field, or None. `meta.title` names a nested field."""
     if name in record:
         return record[name]
     first, dot, rest = name.partition(".")

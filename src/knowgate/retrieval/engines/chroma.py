@@ -75,18 +75,17 @@ class ChromaRetriever(EngineRetriever):
         return conditions[0] if conditions else None
 
     def _get_state(self) -> Sequence[object]:
-        """Return values that change when the collection changes: the number of records, and the first records.
+        """Return the number of records and the first records, to detect changes.
 
-        Chroma keeps no version number, which would be more reliable.
+        Chroma keeps no version number.
         """
         first = self._collection.get(limit=FINGERPRINT_RECORDS, include=["documents"])
         return [self._collection.count(), sorted(zip(first["ids"], first["documents"], strict=True))]
 
 
 def _make_hit(id: str, document: str | None, metadata: Mapping[str, Any] | None, distance: float) -> SearchHit:
-    """Make a hit whose score is 1 - distance.
+    """Make a search hit with the score 1 - distance.
 
-    For the cosine and inner product distances of Chroma, that is the similarity. For other distances, it still sorts the
-    hits from best to worst.
+    For cosine distances, this is the similarity.
     """
     return SearchHit(id, {DOCUMENT_FIELD: document, **(metadata or {})}, 1.0 - float(distance))

@@ -87,7 +87,7 @@ class ElasticRetriever(EngineRetriever):
         return [{"terms": {name: values}} for name, values in self.where.items()]
 
     def _request(self, body: Mapping[str, Any]) -> list[SearchHit]:
-        """Send one search; raise ServerError if the response is incomplete or not that of a search server."""
+        """Send one search and return its hits."""
         response = self._server.request_json("POST", f"{self._path}/_search", body=body)
         try:
             if response.get("timed_out"):
@@ -105,7 +105,7 @@ class ElasticRetriever(EngineRetriever):
     def _get_state(self) -> Sequence[object]:
         """Return the number of documents and the last sequence number of each primary shard.
 
-        A shard raises its sequence number with every write, so it detects changes that keep the number of documents.
+        Every write raises a sequence number.
         """
         count = self._server.request_json("GET", f"{self._path}/_count")
         stats = self._server.request_json("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
@@ -119,9 +119,9 @@ class ElasticRetriever(EngineRetriever):
 
 
 class OpenSearchRetriever(ElasticRetriever):
-    """Searches an OpenSearch index, whose API differs from Elasticsearch only in kNN search.
+    """Searches an OpenSearch index, with the arguments of `ElasticRetriever`.
 
-    It takes the arguments of `ElasticRetriever`.
+    Only kNN search differs from Elasticsearch.
     """
 
     name = "opensearch"
@@ -151,10 +151,7 @@ def _parse_hit(item: Mapping[str, Any]) -> SearchHit:
 
 
 def _make_auth_headers() -> dict[str, str]:
-    """Return the Authorization header from the environment variables; {} if none is set.
-
-    KNOWGATE_SEARCH_KEY is an API key, or a whole header such as 'Bearer KEY'. KNOWGATE_SEARCH_LOGIN is USER:PASSWORD.
-    """
+    """Return the Authorization header from the environment variables, or {}."""
     key = os.environ.get("KNOWGATE_SEARCH_KEY", "").strip()
     login = os.environ.get("KNOWGATE_SEARCH_LOGIN", "").strip()
     if key:

@@ -39,7 +39,7 @@ _EXPECTED_FORMAT = (
 class HttpRetriever:
     """Sends each query to a search endpoint over HTTP.
 
-    Requests are retried after a lost connection and after the statuses 429 and 5xx.
+    Lost connections and the statuses 429 and 5xx are retried.
 
     Args:
         url: The address of the endpoint. It may contain {query} and {k}.
@@ -83,7 +83,10 @@ class HttpRetriever:
         return self._server.map(lambda query: self._search(query, k), queries)
 
     def _search(self, query: str, k: int) -> list[Passage]:
-        """Send one query, by GET if the URL contains {query}, else by POST; return up to k passages."""
+        """Send one query and return up to k passages.
+
+        The method is GET if the URL contains {query}, else POST.
+        """
         query = replace_surrogates(cut_query(query))
         if "{query}" in self._url:
             url = self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
@@ -124,7 +127,9 @@ def _find_list(value: Any) -> list[Any]:
 
 
 def _parse_passage(item: Any, name: str) -> Passage:
-    """Convert one item of a response to a passage; without an id, a hash of the text becomes its id.
+    """Convert one item of a response to a passage.
+
+    The default id is a hash of the text.
 
     Args:
         item: The item, an object with a text and optionally an id, a title and a score.

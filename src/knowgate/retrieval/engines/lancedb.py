@@ -15,7 +15,10 @@ ROW_ID = "_rowid"  # the column in which LanceDB returns its own id of a row
 
 
 def open_lancedb(value: str) -> LanceDBRetriever:
-    """Open a table, given as `FOLDER/TABLE`; the folder can also be an address such as s3://bucket/path."""
+    """Open a table, given as `FOLDER/TABLE`.
+
+    The folder may be an address such as s3://bucket/path.
+    """
     spec = parse_collection_spec("lancedb", value)
     check_framework_version("lancedb", "lancedb", majors=("0",))
     import lancedb
@@ -44,7 +47,7 @@ class LanceDBRetriever(EngineRetriever):
         return [self._find_nearest(vector, k) for vector in self._embed(queries)]
 
     def _find_nearest(self, vector: Any, k: int) -> list[SearchHit]:
-        """Return the k rows whose vectors are nearest to a vector, among those that match the filter."""
+        """Return the k rows nearest to a vector that match the filter."""
         column = {"vector_column_name": self.fields.vector} if self.fields.vector else {}
         query = self._table.search(vector, query_type="vector", **column).distance_type("cosine").with_row_id(True)
         if self.where:

@@ -86,7 +86,7 @@ class TableSpec:
 
     @property
     def columns(self) -> list[str]:
-        """The names of all columns that a search uses, including those of the filters."""
+        """The names of all columns used by a search, including filter columns."""
         columns = [self.id, self.text, self.vector]
         if self.title:
             columns.append(self.title)
@@ -98,10 +98,9 @@ class TableSpec:
 
 
 def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
-    """Split a spec into the address of the database and the description of the table.
+    """Split a spec into the database address and the table description.
 
-    The options after the question mark are of three kinds: filters on rows, options of the table, and parameters of the
-    connection, which stay in the address.
+    Options after the question mark include row filters.
 
     Raises:
         BadSetting: The spec names no table, or a name is not allowed.
@@ -142,7 +141,10 @@ class PgvectorRetriever:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the settings and of the rows of the table. If the spec has a `version`, it replaces the rows."""
+        """A hash of the settings and the rows of the table.
+
+        A `version` in the spec replaces the rows.
+        """
         content = self._spec.version or self._compute_content_hash()
         return sha256_text(self.name, repr(self._spec), self.embedder.fingerprint, content)
 
@@ -156,10 +158,9 @@ class PgvectorRetriever:
         return [self._find_nearest(format_vector(vector), k) for vector in vectors]
 
     def _find_nearest(self, vector: str, k: int) -> list[Passage]:
-        """Return the passages nearest to a vector, given in pgvector's text format.
+        """Return the passages nearest to a vector.
 
-        The first search may use an approximate index of the table. If it finds fewer than k rows, a second, exact search
-        reads all rows.
+        If an approximate search finds fewer than k rows, an exact search follows.
         """
         rows = self._select_rows(vector, k, exact=False)
         if len(rows) < k:
@@ -205,7 +206,7 @@ class PgvectorRetriever:
 
     @cached_property
     def _column_types(self) -> dict[str, str]:
-        """The SQL type of each column of the table; raises BadSetting if the table or a column does not exist."""
+        """The SQL type of each column of the table."""
         spec = self._spec
         query = (
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
@@ -241,7 +242,7 @@ class PgvectorRetriever:
         return vector_type
 
     def _check_width(self, width: int) -> None:
-        """Raise BadSetting if the column declares another vector size than that of the embedding model."""
+        """Raise BadSetting if the column and the embedding model have different vector sizes."""
         declared = re.search(r"\((\d+)\)", self._column_types[self._spec.vector])
         if declared is not None and int(declared.group(1)) != width:
             raise BadSetting(
@@ -251,10 +252,7 @@ class PgvectorRetriever:
             )
 
     def _compute_content_hash(self) -> str:
-        """Return a text that changes with the content of the table: the number of rows and the sum of their hashes.
-
-        The database computes it. A sum does not depend on the order of the rows.
-        """
+        """Return the number of rows and the sum of their hashes, to detect changes."""
         spec = self._spec
         texts = [_quote(name) + "::text" for name in (spec.id, spec.text, spec.title) if name]
         # chr(31) is the ASCII unit separator, which does not occur in normal text.

@@ -72,9 +72,9 @@ class QdrantRetriever(EngineRetriever):
         return models.Filter(must=conditions)  # all must match
 
     def _get_state(self) -> Sequence[object]:
-        """Return values that change when the collection changes: the number of records, and the first records.
+        """Return the number of records and the first records, to detect changes.
 
-        Qdrant keeps no version number, which would be more reliable.
+        Qdrant keeps no version number.
         """
         count = self._client.count(self.collection, exact=True).count
         points, _ = self._client.scroll(

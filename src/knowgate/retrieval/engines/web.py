@@ -68,7 +68,7 @@ class SearchBudgetError(ServerError):
 class WebRetriever:
     """Searches the web with one search engine.
 
-    Responses are cached on disk, and the number of searches per minute and per day is limited.
+    Responses are cached on disk. Searches per minute and per day are limited.
 
     Args:
         engine: The name of the engine: `searxng`, `tavily` or `brave`.
@@ -108,7 +108,10 @@ class WebRetriever:
         return sha256_text("web", self.engine.name, self.engine.client.url, settings)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return up to k passages for each query, best first; equal queries are sent only once."""
+        """Return up to k passages for each query, best first.
+
+        Equal queries are sent only once.
+        """
         check_k(k)
         normalized = [_normalize_query(query) for query in queries]
         distinct = list(dict.fromkeys(normalized))
@@ -117,7 +120,10 @@ class WebRetriever:
         return [passages[query] for query in normalized]
 
     def only_cached(self) -> WebRetriever:
-        """Return a retriever that uses only the cache, and raises a SearchBudgetError for queries that are not in it."""
+        """Return a retriever that uses only the cache.
+
+        Queries not in the cache raise SearchBudgetError.
+        """
         other = copy.copy(self)
         other.options = self.options.model_copy(update={"stale": False})
         other._budget = SearchBudget(self._budget.file, per_minute=0, per_day=0)  # allows no search
@@ -126,13 +132,13 @@ class WebRetriever:
     def delete_expired(self) -> None:
         """Delete expired responses from the cache.
 
-        Does nothing if the option `stale` is set, because expired responses are then used when the engine fails.
+        With the option `stale`, they are kept for failures of the engine.
         """
         if not self.options.stale:
             self._cache.delete_expired()
 
     def _search(self, query: str, k: int) -> list[Passage]:
-        """Search for one query, using the cache if possible; record the results if the options say so."""
+        """Search for one query, using the cache if possible, and optionally record the results."""
         if not query:
             return []
         n = min(max(k, MIN_RESULTS), MAX_RESULTS)
@@ -146,9 +152,9 @@ class WebRetriever:
         return convert_results(results)[:k]
 
     def _request(self, key: str, query: str, n: int) -> list[WebResult]:
-        """Ask the engine for n results and cache them under `key`.
+        """Ask the engine for n results and cache them.
 
-        If the engine fails and the option `stale` is set, an expired response from the cache is returned instead.
+        With the option `stale`, an expired response replaces a failed search.
         """
         try:
             self._budget.spend(self.budget_seconds)
@@ -191,7 +197,7 @@ class WebReplayRetriever:
         return sha256_text("web replay", self._recording.compute_digest())
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return up to k recorded passages for each query; raise BadInput if a query was not recorded."""
+        """Return up to k recorded passages for each query."""
         check_k(k)
         return [convert_results(self._find(_normalize_query(query)))[:k] for query in queries]
 
@@ -224,10 +230,9 @@ def convert_results(results: Sequence[WebResult]) -> list[Passage]:
 
 
 def _normalize_url(url: str) -> str:
-    """Return a key that is the same for all usual spellings of a page's URL.
+    """Return the same key for all usual spellings of a page's URL.
 
-    The scheme, `www.`, the fragment, tracking parameters, the order of parameters and a final slash are ignored. An
-    invalid URL is returned unchanged.
+    Example: "http://www.a.de/b/#c" and "https://a.de/b" are equal.
     """
     try:
         parts = urlsplit(url)
@@ -249,7 +254,7 @@ def _normalize_query(query: str) -> str:
 
 @dataclass(frozen=True)
 class StoredSearch:
-    """The contents of a file with the results of a search, and the time of the search (`time.time`)."""
+    """The stored results of a search, and the time of the search."""
 
     at: float
     results: tuple[WebResult, ...] = ()
@@ -257,13 +262,13 @@ class StoredSearch:
 
 @dataclass(frozen=True)
 class SpentBudget:
-    """The contents of the file of a `SearchBudget`: the times of all searches of the last day."""
+    """The contents of a `SearchBudget` file: the search times of the last day."""
 
     spent: tuple[float, ...] = ()
 
 
 def _read_file(kind: type[Record], file: Path) -> Record | None:
-    """Read a JSON file into a record; None if the file is missing or damaged."""
+    """Read a JSON file into a record, or return None if this fails."""
     try:
         return read_record(kind, read_json(file), file.name, ignore_unknown=True)
     except (OSError, KnowgateError):
@@ -283,7 +288,7 @@ class ResultFolder:
         self._max_age = max_age
 
     def find(self, key: str, *, expired: bool = False) -> list[WebResult] | None:
-        """Return the stored results of a search, or None if there are none or they have expired.
+        """Return the stored results of a search, or None if missing or expired.
 
         Args:
             key: The name of the file.
@@ -328,9 +333,7 @@ def _make_recording_key(query: str) -> str:
 
 
 class SearchBudget:
-    """Limits the number of searches per minute and per day across all processes that share a file.
-
-    If the clock of the machine is set back, earlier searches still count.
+    """Limits the searches per minute and per day, across all processes sharing a file.
 
     Args:
         file: The file with the times of the searches of the last day.

@@ -25,7 +25,7 @@ QUOTA_STATUSES = (402, 432, 433)  # HTTP statuses that Tavily returns when the q
 
 
 def _check_language(lang: str) -> str:
-    """Return a language code unchanged; raise ValueError if it has another form than `en` or `zh-CN`."""
+    """Return a language code such as `en` or `zh-CN` after checking its form."""
     if lang and not re.fullmatch(r"[A-Za-z]{2,3}(-[A-Za-z]{2,4})?", lang):
         raise ValueError("the language must be a code such as en or zh-CN")
     return lang
@@ -90,7 +90,7 @@ class WebEngine(ABC):
     def search(self, query: str, n: int) -> list[WebResult]:
         """Return up to n results, best first.
 
-        A query that is too long for the engines is cut off. Results without a URL are skipped.
+        Overlong queries are cut off. Results without a URL are skipped.
         """
         response = self._request(cut_query(query, *MAX_WEB_QUERY), n)
         items = self._get_items(response) if isinstance(response, dict) else None
@@ -126,13 +126,13 @@ class WebEngine(ABC):
 
 
 class SearxngEngine(WebEngine):
-    """Your own SearXNG server. Its JSON output is off by default and must be turned on in its settings."""
+    """Your own SearXNG server. Turn on JSON output in the server's settings."""
 
     name = "searxng"
     default_url = ""
 
     def _request(self, query: str, n: int) -> Any:
-        """Send a search and return its response as JSON; raise ServerError with advice if JSON is turned off."""
+        """Send a search and return its response as JSON."""
         # SearXNG takes words such as !bing, :de and <3 as commands (engine, language, timeout). Their marks are removed.
         query = re.sub(r"(?<!\S)[!:<]+\s*", "", query)
         language = self.options.lang or "auto"
@@ -161,7 +161,7 @@ class TavilyEngine(WebEngine):
         return {"Authorization": f"Bearer {key}"}
 
     def _request(self, query: str, n: int) -> Any:
-        """Send a search and return its response as JSON; raise ServerError if the quota is used up."""
+        """Send a search and return its response as JSON."""
         body = {"query": query, "max_results": n, "search_depth": "basic", "include_answer": False}
         response = self.client.request_json("POST", "/search", body=body, accept=QUOTA_STATUSES)
         if isinstance(response, dict) and "results" not in response and "detail" in response:
@@ -200,7 +200,7 @@ class BraveEngine(WebEngine):
 
 
 def _make_result(item: Mapping[str, Any], text: Any) -> WebResult:
-    """Convert an item of a response to a result with plain text; a score that is not a plausible number becomes None."""
+    """Convert an item of a response to a result. An implausible score becomes None."""
     score: float | None = None
     value = item.get("score")
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_SCORE:

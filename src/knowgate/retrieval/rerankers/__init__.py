@@ -50,7 +50,7 @@ def load_reranker(spec: str) -> Reranker:
 def rerank(
     reranker: Reranker, questions: Sequence[str], passages: Sequence[Sequence[Passage]], k: int
 ) -> list[list[Passage]]:
-    """Score the passages of each question again and return the k best of each, with their new scores.
+    """Score the passages of each question again, and return the k best.
 
     Args:
         reranker: Scores the passages.
@@ -64,7 +64,7 @@ def rerank(
 
 
 def _select_best(passages: Sequence[Passage], scores: Sequence[float], k: int) -> list[Passage]:
-    """Return the k passages with the highest of the given scores, best first; raise ModelError for NaN scores."""
+    """Return the k passages with the highest scores, best first."""
     if not all(math.isfinite(score) for score in scores):
         raise ModelError("the reranker returned a score that is not a number (NaN or infinite). Use another reranker.")
     ranked = sorted(zip(passages, scores, strict=True), key=lambda pair: -pair[1])
@@ -83,10 +83,9 @@ def can_skip_reranking(passages: Sequence[Passage], margin: float | None) -> boo
 
 
 def compute_score_lead(passages: Sequence[Passage]) -> float:
-    """Return how far the best passage leads, from 0 to 1: (best score - second best score) / best score.
+    """Return the lead of the best passage over the second best, from 0 to 1.
 
-    Returns 1 for a single passage. Returns 0 if there are no passages, if a score is missing, if the first passage does
-    not have the best score, or if the best score is not positive.
+    Example: scores 4 and 3 give 0.25.
     """
     if len(passages) < 2:
         return 1.0 if passages else 0.0

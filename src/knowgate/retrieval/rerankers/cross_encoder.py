@@ -36,9 +36,9 @@ EMPTY_QUESTION = ""  # replaces the question for rerankers with `reads_question`
 
 @dataclass(frozen=True)
 class RerankerManifest:
-    """The contents of `reranker.json`, which describes an aligned reranker.
+    """The contents of `reranker.json`, the description of an aligned reranker.
 
-    Aligned means trained to rank passages that help an LLM above the others.
+    An aligned reranker prefers passages that help one LLM.
 
     Args:
         version: The version of the file format.
@@ -63,7 +63,7 @@ def is_aligned_reranker(path: str | Path) -> bool:
 
 
 def check_reranker_files(path: str | Path) -> None:
-    """Check that a reranker folder has safetensors weights and, if knowgate wrote it, no unexpected files.
+    """Check that a reranker folder has safetensors weights and no unexpected files.
 
     Raises:
         WeightsError: There are no weights in the safetensors format.
@@ -82,7 +82,7 @@ def check_reranker_files(path: str | Path) -> None:
 
 
 def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
-    """Read the manifest of an aligned reranker and check the files of the folder against it.
+    """Read the manifest of an aligned reranker, and check the files of the folder.
 
     Raises:
         ArtifactError: This is not an aligned reranker, or a file is missing, changed or damaged.
@@ -113,7 +113,10 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
 
 
 def fingerprint_weights(path: str | Path) -> str:
-    """Return a hash of the weights of a cross-encoder in a folder; it does not depend on the folder's path."""
+    """Return a hash of the weights of a cross-encoder in a folder.
+
+    The path of the folder does not matter.
+    """
     files = sorted(expand_path(path).glob("*.safetensors"))
     if not files:
         raise WeightsError(f"'{path}' contains no safetensors weights. Save the model as safetensors.")
@@ -121,7 +124,7 @@ def fingerprint_weights(path: str | Path) -> str:
 
 
 def describe_llm_mismatch(path: str | Path, model: str, fingerprint: str) -> str | None:
-    """Return a warning if a reranker was aligned to another LLM than the one in use; otherwise None.
+    """Return a warning if a reranker was aligned to another LLM, else None.
 
     Args:
         path: The reranker. Rerankers that knowgate did not train cause no warning.
@@ -137,9 +140,9 @@ def describe_llm_mismatch(path: str | Path, model: str, fingerprint: str) -> str
 
 
 class CrossEncoderReranker:
-    """A cross-encoder that sentence-transformers runs on this machine. It is loaded on first use.
+    """A local cross-encoder of sentence-transformers, loaded on first use.
 
-    Scores are logits, so they can be any finite number. Higher is better.
+    Scores are logits. Higher is better.
 
     Args:
         spec: A hub name, a folder of sentence-transformers, or the folder of an aligned reranker.
@@ -172,7 +175,7 @@ class CrossEncoderReranker:
     def reads_question(self) -> bool:
         """Whether the model sees the question.
 
-        False for a control model, which is trained on passages alone to show how much the question contributes.
+        False for a control model, trained on passages alone.
         """
         if not is_aligned_reranker(self.spec):
             return True
@@ -185,7 +188,7 @@ class CrossEncoderReranker:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that identifies the model: of the weights in a folder, or of a hub name and its commit."""
+        """A hash of the weights in a folder, or of a hub name and its commit."""
         if Path(self.spec).is_dir():
             return fingerprint_weights(self.spec)
         return sha256_text("hub", self.spec, str(getattr(self._model.config, "_commit_hash", None)))[:16]
@@ -193,8 +196,7 @@ class CrossEncoderReranker:
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """Return one score for each passage of each question.
 
-        Each distinct pair of question and passage is scored only once, so that equal pairs get equal scores: the model
-        may round differently in different batches.
+        Equal pairs are scored once, so that they get equal scores.
 
         Args:
             questions: The questions.

@@ -27,8 +27,7 @@ RETRY_PAUSE = 0.5  # seconds before the first retry; the pause doubles with each
 class RemoteReranker:
     """A reranker on a server with the rerank API of Cohere and Jina.
 
-    Its scores are the `relevance_score` of the response. Requests are retried after a lost connection and after the
-    statuses 429 and 5xx.
+    Lost connections and overloaded servers are retried.
 
     Args:
         spec: `MODEL@URL`.
@@ -94,7 +93,7 @@ class RemoteReranker:
         return {"model": self.model, "query": query, "documents": texts}
 
     def _parse_scores(self, response: Any, n: int) -> list[float]:
-        """Return the n scores of a response in the order of the request; raise RejectionError if one is missing."""
+        """Return the n scores of a response in the order of the request."""
         try:
             scores = {item["index"]: item[self.SCORE_FIELD] for item in self._get_results(response)}
             return [scores[index] + 0.0 for index in range(n)]  # a score that is not a number raises TypeError

@@ -34,11 +34,9 @@ UPSERT_REQUESTS = (
 
 
 class AccessPolicy:
-    """Decides which requests are allowed.
+    """Access rules of the server: valid API key, host and origin.
 
-    If the server has a key file, a request needs a valid API key. The file is read again when it changes, so a revoked
-    key is rejected at once. Without a key file, a server on a loopback address requires that the Host header names a
-    loopback host, which prevents DNS rebinding. Cross-origin requests of browsers are always rejected.
+    A local server without keys accepts only local hosts, against DNS rebinding.
     """
 
     def __init__(self, options: ServeOptions):
@@ -70,7 +68,7 @@ class AccessPolicy:
         return None
 
     def authorize(self, key: ApiKey | None, *, needs_admin: bool) -> None:
-        """Check that a key may use an endpoint. A server without keys has one user, who may use all endpoints.
+        """Check that a key may use an endpoint. Without keys, every endpoint is allowed.
 
         Raises:
             ApiError: 403 if the endpoint needs an admin key and this key is not one.
@@ -93,10 +91,7 @@ class AccessPolicy:
         return key
 
     def list_keys(self) -> tuple[ApiKey, ...] | None:
-        """Return the stored keys, or an empty tuple if the server uses no keys.
-
-        Returns None if the file of keys cannot be read.
-        """
+        """Return the stored keys, or None if the key file cannot be read."""
         if self.key_file is None:
             return ()
         with suppress(ApiError):
@@ -118,17 +113,9 @@ class AccessPolicy:
 
 
 class RateLimiter:
-    """Limits the requests per minute of each API key, counted across all server processes.
+    """Limit on the requests per minute of each API key, across all server processes.
 
-    A key with the rate N gets at most N requests in any 60 seconds (sliding window). There is one counter per second,
-    so a request counts for 60 to 61 seconds.
-
-    The counters are stored next to the key file, or in the shared database. If that store is unavailable, requests of
-    keys with a rate are rejected (fail closed), and the store is not tried again for BACKOFF_SECONDS. If the file is
-    deleted, the counters start from zero in a new file.
-
-    Counters of future seconds exist if the clock was set back, or if the clock of another server is ahead. Those of the
-    next minute count as if the requests had been sent now. Later ones are deleted.
+    Without access to the counters, requests of limited keys are rejected.
 
     Args:
         key_file: File of API keys. The counters are stored in a file next to it.
@@ -152,10 +139,7 @@ class RateLimiter:
         self._rejections: dict[tuple[str, int], tuple[int, int]] = {}
 
     def check_store(self, keys: Sequence[ApiKey]) -> None:
-        """Open the store of the request counters if one of these keys has a rate limit, and log a warning if that fails.
-
-        Blocks until the store is open, so call this only when the server starts.
-        """
+        """Open the store of the counters, if any key has a rate limit. Log a warning on failure."""
         try:
             if any(key.rate is not None for key in keys):
                 self._thread.submit(self._open_store).result()
@@ -163,13 +147,13 @@ class RateLimiter:
             self._report(error)
 
     def _report(self, error: BaseException) -> None:
-        """Log why requests cannot be counted, and do not try the store again for BACKOFF_SECONDS."""
+        """Log why requests cannot be counted. Do not try the store again for BACKOFF_SECONDS."""
         self._retry_at = time.monotonic() + BACKOFF_SECONDS
         self.problem = "at the last attempt, requests of API keys with a rate limit could not be counted"
         log.warning("API keys with a rate limit are rejected: %s", str(error) or "the counter store is too slow")
 
     async def admit(self, key: ApiKey, count: int = 1) -> None:
-        """Count requests of a key, or reject them if they exceed its rate limit. Keys without a limit are not counted.
+        """Count requests of a key, or reject too many. Keys without a limit are not counted.
 
         Args:
             key: The API key.
@@ -194,10 +178,7 @@ class RateLimiter:
             raise unavailable from None
 
     def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
-        """Reject requests of a key that was rejected before and must still wait, without reading the store.
-
-        The last rejection of the key is remembered: until the time `allowed_at`, it may not send `rejected_count` or
-        more requests together. Fewer requests may still be allowed, so they are not rejected here.
+        """Reject a key that was rejected before and must still wait. A smaller `count` may still be allowed.
 
         Args:
             key: The API key.
@@ -215,10 +196,7 @@ class RateLimiter:
             raise _make_rate_error(rate, seconds)
 
     def _count(self, key: ApiKey, rate: int, count: int) -> None:
-        """Count new requests of a key in the store, or reject all of them if they exceed its rate limit.
-
-        The table `requests` has a row for each key and second, with the number of requests. Rows older than a minute
-        are deleted. After a rejection, the key must wait until enough of its requests are more than a minute old.
+        """Count new requests of a key, or reject all of them above the rate limit.
 
         Raises:
             ApiError: 429 if the key has used up its requests per minute.
@@ -240,7 +218,7 @@ class RateLimiter:
         raise _make_rate_error(rate, allowed_at - now)
 
     def _open_store(self) -> Store:
-        """Return the store of the counters, which is opened at the first call, and again if its file was replaced."""
+        """Return the open store of the counters. Open a replaced file again."""
         was_replaced = self._file is not None and _identify_file(self._file) != self._file_id
         if self._store is not None and was_replaced:
             self._store.close()
@@ -260,13 +238,10 @@ class RateLimiter:
 
 
 def _fetch_last_minute(transaction: Transaction, key_hash: str, now: int) -> list[tuple[int, int]]:
-    """Return the requests of a key in the last minute as pairs of a second and a number. Other rows are deleted.
-
-    Rows from the future exist if the clock was set back, or if the clock of another server is ahead. Their requests of
-    the next minute count as if they had been sent now.
-    """
+    """Return the requests of a key in the last minute, as (second, count). Delete other rows."""
     query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
     rows = transaction.execute(query, (key_hash,)).fetchall()
+    # Rows of the future: the clock was set back, or the clock of another server is ahead. They count as sent now.
     future_count = sum(count for second, count in rows if now < second <= now + MINUTE_SECONDS)
     deletion = "DELETE FROM requests WHERE key = ? AND (second < ? OR second > ?)"
     transaction.execute(deletion, (key_hash, now - MINUTE_SECONDS, now))
@@ -277,16 +252,13 @@ def _fetch_last_minute(transaction: Transaction, key_hash: str, now: int) -> lis
 
 
 def _make_rate_error(rate: int, seconds: int) -> ApiError:
-    """Return the error for a key that has used up its requests per minute, with the seconds until the next one."""
+    """Return the error for too many requests. `seconds` is the time to wait."""
     message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
     return ApiError(429, message, "rate", {"retry-after": str(seconds)})
 
 
 def _identify_file(path: Path) -> tuple[int, int] | None:
-    """Return the device and inode numbers of a file, or None if it does not exist.
-
-    They change if the file is deleted and created again, so they tell whether an open file was replaced.
-    """
+    """Return the device and inode numbers of a file. They change when the file is replaced."""
     with suppress(FileNotFoundError):
         stat = path.stat()
         return stat.st_dev, stat.st_ino

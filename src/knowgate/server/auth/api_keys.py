@@ -117,10 +117,7 @@ def hash_key(key: str) -> str:
 
 
 def match_key(keys: Sequence[ApiKey], candidate: str) -> ApiKey | None:
-    """Return the stored key whose hash is that of the candidate, or None.
-
-    All keys are compared, in constant time, so that the duration does not reveal anything about them.
-    """
+    """Return the stored key with the hash of the candidate, or None. The duration reveals nothing about the keys."""
     candidate_hash, match = hash_key(candidate), None
     for key in keys:
         if hmac.compare_digest(key.hash, candidate_hash):

@@ -39,10 +39,7 @@ async def decide_questions(
     headers: Headers,
     trace: RequestTrace,
 ) -> DecideResponse:
-    """Answer POST /v1/decide: decide on one question, on several, or on the last message of a chat.
-
-    No passages are retrieved. Nothing is generated, except a short draft (an answer without passages) for gates that
-    read one.
+    """Answer POST /v1/decide with a decision per question. No passages are retrieved.
 
     Args:
         gate_service: Decides whether questions need retrieval.
@@ -65,7 +62,7 @@ async def decide_questions(
 
 
 def list_selectable_gates(gate_service: GateService) -> list[str]:
-    """Return the names of the gates that a request can select and that work with the LLM of this server."""
+    """Return the selectable gates that work with the LLM of this server."""
     names = []
     for name in SELECTABLE_GATES:
         with suppress(ApiError):
@@ -99,12 +96,7 @@ async def _decide_question(
     headers: Headers,
     trace: RequestTrace,
 ) -> Decision:
-    """Decide whether a question needs retrieval: by a rule if one matches, otherwise by the gate.
-
-    Some gates read a draft, the beginning of an answer without passages. If there is an upstream, which runs the LLM,
-    the draft is requested from it. `trace.way` becomes "in-process" without an upstream, "draft" if any question of the
-    request needed a draft, and otherwise "question".
-    """
+    """Decide whether a question needs retrieval. Rules come first, then the gate, with a draft if needed."""
     if forwarder is None:
         trace.way = "in-process"
     elif trace.way != "draft":
@@ -127,11 +119,7 @@ async def _decide_question(
 
 
 async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest, path: str) -> Response:
-    """Answer a request to /completions or /responses with the upstream, with passages if the gate decides so.
-
-    The responses of these endpoints cannot be used as drafts. If the gate reads drafts, a separate short draft is
-    requested. Requests that do not contain a plain question are forwarded without a decision.
-    """
+    """Answer a request to /completions or /responses with the upstream. Add passages if the gate decides so."""
     gate_service, trace = forwarder.gate_service, request.trace
     rag = gate_service.prepare(request.body, trace)
     question = REQUEST_FORMATS[path].extract_question(rag.model, request.body)
@@ -153,10 +141,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
 async def rerank_documents(
     gate_service: GateService, reranker: Reranker, request: RerankRequest, trace: RequestTrace
 ) -> RerankResponse:
-    """Order the documents of a request by relevance to its query, and keep the best `top_n` if that is set.
-
-    Searches use the same reranker, and do not wait for a rerank server. For a reranker in this process, they get their
-    turn after each batch of documents. One request of each API key is reranked at a time.
+    """Order the documents of a request by relevance to its query.
 
     Raises:
         ApiError: 503 if the reranker fails or takes too long.

@@ -42,11 +42,9 @@ HARMLESS_ERRORS = (SearchQueueTimeout, SearchBudgetError, RejectionError, BadInp
 
 
 class GateService:
-    """Decides with a gate whether questions need retrieval, and searches for passages.
+    """Service that decides whether questions need retrieval, and searches for passages.
 
-    Slow gates run in one thread, so there is one slow decision at a time. Searches run in other threads, one at a time,
-    too. A search that exceeds its timeout is abandoned, and the next one runs in another thread. Searches with a filter
-    wait only for each other, and their timeouts do not count as failures of the retriever.
+    One slow decision and one search run at a time.
 
     Args:
         rag: The pipeline, with its LLM, gate, rules and retriever.
@@ -78,11 +76,7 @@ class GateService:
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
     def make_closer(self) -> Callable[[], None]:
-        """Return a function that writes pending history entries and ends the threads.
-
-        Gates and searches that are still running are not waited for. The function keeps no reference to this object,
-        so the index can be freed before it is called.
-        """
+        """Return a function that ends the threads and closes the traffic log. It keeps no reference to this object."""
         pools = (self._gate_thread, self._search_threads, self.rerank_queue.threads)
         traffic_log = self.rag.log
 
@@ -103,17 +97,14 @@ class GateService:
     def assign_arm(
         self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
     ) -> request_options.RequestOptions:
-        """Choose the arm (one of the gates) of the A/B test for a request, and return the options with this arm.
-
-        Without an A/B test, the options stay as they are. The trace records whether the request sets its own options.
-        """
+        """Choose the arm (one of the gates) of the A/B test. Return the options with this arm."""
         trace.has_own_options = not options.is_default
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
     def select_pipeline(self, options: request_options.RequestOptions) -> AdaptiveRAG:
-        """Return the pipeline with the gate, threshold and document filter that the options of a request select.
+        """Return the pipeline with the gate, threshold and filter of a request.
 
-        If the gate does not guarantee the maximum loss that the options ask for, the pipeline always retrieves.
+        A missing guarantee means always retrieving.
         """
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
         if self.experiment is not None and options.arm:  # the A/B test has chosen a gate
@@ -145,7 +136,7 @@ class GateService:
         return self._pipelines_by_gate[gate_name]
 
     def get_staleness(self, rag: AdaptiveRAG, model_name: str) -> str:
-        """Return why the calibration of the gate does not fit this LLM, prompt or index, or "" if it fits.
+        """Return why the gate does not fit this LLM, prompt or index. "" means a good fit.
 
         Args:
             rag: The pipeline.
@@ -159,9 +150,7 @@ class GateService:
         return self.staleness
 
     def get_signal_request(self, rag: AdaptiveRAG, trace: RequestTrace) -> SignalRequest:
-        """Return the signals of the LLM, such as a draft, that the gate reads before it decides.
-
-        The request is empty if the gate is not going to be used, because it is stale or keeps failing.
+        """Return the LLM signals needed by the gate, such as a draft. Empty for an unusable gate.
 
         Args:
             rag: The pipeline with the gate.
@@ -174,10 +163,9 @@ class GateService:
     # --- decisions --------------------------------------------------------------------------------
 
     def apply_rules(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
-        """Return the decision of the first rule that matches the question, or None if the gate must decide.
+        """Return the decision of the first matching rule, or None.
 
-        In shadow mode, the server always retrieves, for the reason in `rag.shadow`. Then a rule cannot skip retrieval: the
-        decision is to retrieve, with a note that the rule would have skipped it.
+        In shadow mode (always retrieve), rules cannot skip retrieval.
         """
         rules = rag.rules
         decision = None if rules is None else rules.make_decision(question.text, rag.gate, rag.used_threshold)
@@ -189,10 +177,7 @@ class GateService:
     async def decide(
         self, rag: AdaptiveRAG, question: Question, draft: Completion | None, trace: RequestTrace
     ) -> Decision:
-        """Decide with the gate whether to retrieve for a question, and store the decision in the trace.
-
-        If the gate is stale, fails or takes too long, the decision is to retrieve. No error is raised in this case. Call
-        `apply_rules` first: rules are not tried again here, because slow patterns should run only once for each question.
+        """Decide with the gate whether to retrieve. A stale, failing or slow gate means yes.
 
         Args:
             rag: The pipeline with the gate.
@@ -201,7 +186,7 @@ class GateService:
             trace: Trace of the request.
         """
         trace.draft = draft
-        rag = rag.replace(rules=None)
+        rag = rag.replace(rules=None)  # the caller has tried them with `apply_rules`
         if reason := self.get_staleness(rag, trace.model_name):
             return self.bypass_stale_gate(rag, trace, reason)
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
@@ -224,10 +209,7 @@ class GateService:
         return decision
 
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
-        """Let the gate decide: in a separate thread if that may take long, otherwise at once.
-
-        It is fast if the gate only computes (`is_pure`), calls no LLM, and reads a short question or a short draft.
-        """
+        """Let the gate decide. Slow decisions run in a separate thread."""
         calls_llm = draft is None and not rag.bound_gate.request.is_empty
         has_long_draft = draft is not None and draft.n_tokens > MAX_INLINE_TOKENS
         is_short = len(question.text) <= MAX_INLINE_CHARS and not has_long_draft
@@ -247,10 +229,7 @@ class GateService:
     # --- searches ---------------------------------------------------------------------------------
 
     async def search(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Return the passages for a question, or no passages if the search fails or takes too long.
-
-        One search runs at a time. Another one, with a document filter, may run meanwhile. A web search first reads its
-        cache, without waiting for other searches.
+        """Return the passages for a question, or none after a failure. A web search first reads its cache.
 
         Raises:
             ApiError: 503 if the search fails and the server is strict.
@@ -299,22 +278,19 @@ class GateService:
         return ()
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:
-        """Log that the arbiter failed, and note it in the trace. The caller continues without an arbiter."""
+        """Log a failure of the arbiter, and note it in the trace. The caller continues without arbiter."""
         log.warning("The arbiter failed and is skipped: %s", describe_error(error, self.timeout))
         trace.degraded.append("arbiter")
 
     # --- threads ----------------------------------------------------------------------------------
 
     async def run_in_gate_thread(self, work: Callable[[], Result]) -> Result:
-        """Run a function that uses the gate or arbiter in the thread of the gate. Raises TimeoutError if it is slow."""
+        """Run a function in the thread of the gate. Raises TimeoutError for a slow function."""
         async with asyncio.timeout(self.timeout):
             return await run_in_thread(self._gate_thread, work)
 
     async def run_in_search_thread(self, work: Callable[[], Result], lock: asyncio.Lock | None = None) -> Result:
-        """Run a function that uses the retriever or reranker in a thread, and return its result.
-
-        A slow function cannot be stopped. It goes on in its thread, while other threads run the next functions. Only its
-        calls to other servers end shortly after the timeout.
+        """Run a search function in a thread, and return its result. A slow function cannot be stopped, only abandoned.
 
         Args:
             work: The function.
@@ -337,11 +313,7 @@ class GateService:
             raise SearchQueueTimeout from None
 
     async def run_reranker(self, reranker: Reranker, work: Callable[[], Result]) -> Result:
-        """Run a function that reranks a batch of documents for POST /v1/rerank, and return its result.
-
-        A reranker on another server does not delay searches. One in this process may not be thread-safe, so it takes
-        turns with searches.
-        """
+        """Rerank one batch of documents. A reranker in this process takes turns with searches."""
         if isinstance(reranker, RemoteReranker):
             return await self.rerank_queue.run_remote(work)
         async with self.rerank_queue.local_turn:  # so that a search waits for one batch at most
@@ -349,18 +321,14 @@ class GateService:
 
 
 def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, component: str, reason: str) -> Decision:
-    """Decide to retrieve without the gate, and record in the trace that this component does not work."""
+    """Decide to retrieve without the gate. Record the broken component in the trace."""
     trace.degraded.append(component)
     trace.decision = Decision(True, 1.0, rag.used_threshold, rag.gate.name, f"retrieved as a fallback: {reason}")
     return trace.decision
 
 
 def describe_error(error: BaseException, timeout: float) -> str:
-    """Describe an error of a component, for a response or the log.
-
-    Only messages of knowgate's own errors are included, in the brief form, which quotes no questions. Messages of other
-    errors could contain secrets, so only the type of such an error is named.
-    """
+    """Describe an error for a response or the log. Foreign messages are omitted, because they could contain secrets."""
     if isinstance(error, TimeoutError):
         return f"timeout after {timeout:g} seconds"
     cause = error.__cause__ or error
@@ -372,7 +340,7 @@ def describe_error(error: BaseException, timeout: float) -> str:
 
 
 def describe_staleness(rag: AdaptiveRAG) -> str:
-    """Return why the calibration of the gate does not apply to this LLM, prompt or index, or "" if it applies.
+    """Return why the gate does not fit this LLM, prompt or index. "" means a good fit.
 
     Raises:
         KnowgateError: The gate does not work with this pipeline at all.
@@ -392,17 +360,14 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
 
 
 class BackgroundSearch:
-    """A search that runs in the background.
-
-    Its timings and failures are added to the trace of the request only if its passages are used.
-    """
+    """Search in the background. The trace of the request shows the search only if its passages are used."""
 
     def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
         self._trace = RequestTrace()
         self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
 
     async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Wait for the passages, and add the timings and failures of the search to the trace of the request."""
+        """Wait for the passages. Add timings and failures of the search to the trace."""
         try:
             return await self._task
         finally:

@@ -50,7 +50,7 @@ class BatchError(Exception):
 
 @dataclass
 class PendingQuestion:
-    """A question that waits for the next batch, the API key that asked it, and the future that receives its answer."""
+    """Question that waits for the next batch. `owner` is the API key, `answer` receives the result."""
 
     question: Question
     owner: str
@@ -59,11 +59,9 @@ class PendingQuestion:
 
 @dataclass
 class QuestionBatcher:
-    """Collects questions that arrive at about the same time, and answers them in one batch.
+    """Queue that answers simultaneous questions in one batch.
 
-    Only questions with the same key, i.e. for the same pipeline, share a batch. The first question waits `wait_seconds`
-    for others. Questions that arrive while a batch runs form the next batch, in which API keys have equal shares. A batch
-    stops when nobody waits for any of its answers.
+    Only questions with the same key, i.e. the same pipeline, share a batch. API keys get equal shares.
     """
 
     max_batch_size: int = MAX_BATCH_SIZE
@@ -72,7 +70,7 @@ class QuestionBatcher:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)  # asyncio keeps only weak references to tasks
 
     async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> tuple[Answer, TokenUsage]:
-        """Answer a question in a batch with other questions that have the same key.
+        """Answer a question in a batch with other questions of the same key.
 
         Returns:
             The answer, and the tokens of all calls to the LLM.
@@ -91,7 +89,7 @@ class QuestionBatcher:
         return await pending.answer
 
     async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
-        """Answer the questions that wait with this key, batch by batch, until no question is left."""
+        """Answer the waiting questions with this key, batch by batch."""
         try:
             await asyncio.sleep(self.wait_seconds)
             while queue := self._queues[key]:
@@ -130,7 +128,7 @@ class QuestionBatcher:
 
 
 def _order_fairly(questions: list[PendingQuestion]) -> list[PendingQuestion]:
-    """Order questions so that API keys take turns: the first question of each key, then the second of each, ..."""
+    """Order questions so that API keys take turns. Example: a1 a2 b1 becomes a1 b1 a2."""
     by_owner: defaultdict[str, list[PendingQuestion]] = defaultdict(list)
     for pending in questions:
         if not pending.answer.done():  # otherwise the client has disconnected
@@ -139,10 +137,7 @@ def _order_fairly(questions: list[PendingQuestion]) -> list[PendingQuestion]:
 
 
 async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[list[Answer], list[TokenUsage]]:
-    """Answer a batch of questions, and return the answers and their numbers of tokens.
-
-    The tokens are counted before the next batch starts, because the answers would otherwise wait for that batch.
-    """
+    """Answer a batch of questions. Return the answers and their token counts."""
     answers = await rag.aanswer_many(questions)
     loop = asyncio.get_running_loop()
     usages = await loop.run_in_executor(rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers])
@@ -172,7 +167,7 @@ class AnswerProgress:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def handle(self, event: StreamEvent) -> str:
-        """Record an event of the pipeline, and return the text that the event adds to the answer ("" if none)."""
+        """Record an event of the pipeline, and return its new text ("" for none)."""
         match event:
             case DecisionEvent(decision):
                 self.trace.decision = self._keep_fallback(decision)
@@ -199,11 +194,7 @@ class AnswerProgress:
                 self.trace.add_time(stage, seconds)
 
     def _keep_fallback(self, decision: Decision) -> Decision:
-        """Return the decision to report: `decision` or, if a component failed before, the decision in the trace.
-
-        After a failure, the trace says why the server falls back to always or never retrieving. The pipeline then runs
-        again with such a gate, whose own decision gives no reason.
-        """
+        """Return the decision to report. After a failure, the decision in the trace is kept, for its reason."""
         if self.trace.degraded and self.trace.decision is not None:
             return self.trace.decision
         return decision
@@ -219,9 +210,7 @@ class LocalChat:
         self._pipelines: dict[tuple[RequestOptions, int], AdaptiveRAG] = {}
 
     async def chat(self, body: dict[str, Any], trace: RequestTrace, deadline: float) -> Response:
-        """Answer a chat request, as a stream if it asks for one, otherwise in a batch with other requests.
-
-        `trace` records how the request is processed. `deadline` is the time of the event loop's clock at which it ends.
+        """Answer a chat request, as a stream or in a batch. `deadline` is a time of the event loop.
 
         Raises:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
@@ -258,10 +247,7 @@ class LocalChat:
     def _replace_stale_gate(
         self, options: RequestOptions, max_tokens: int, question: Question, trace: RequestTrace
     ) -> RequestOptions:
-        """Return options with another gate if the selected gate was calibrated for another LLM, prompt or index.
-
-        The other gate always retrieves. If a routing rule matches the question, the other gate lets the rule decide.
-        """
+        """Return options with a usable gate. A gate calibrated for another LLM, prompt or index is replaced."""
         rag = self._get_pipeline(options, max_tokens)
         reason = self.gate_service.get_staleness(rag, "")
         if not reason:
@@ -306,10 +292,7 @@ class LocalChat:
     async def _generate(
         self, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
-        """Yield the answer piece by piece.
-
-        If the gate or the retriever fails before there is text, start again with a pipeline that does not use it.
-        """
+        """Yield the answer piece by piece. After an early failure, start again without the failed component."""
         while True:
             try:
                 async with aclosing(rag.aanswer_stream(question)) as events:
@@ -325,10 +308,7 @@ class LocalChat:
     async def _generate_batched(
         self, key: Hashable, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
-        """Yield the whole answer at once, generated in a batch with other questions.
-
-        If the batch fails, the answer is generated without batching.
-        """
+        """Yield the whole answer at once, from a batch. After a failure, answer without batching."""
         with suppress(BatchError):
             answer, progress.usage = await self._batcher.answer(key, rag, question)
             progress.finish(answer)
@@ -339,10 +319,7 @@ class LocalChat:
                 yield piece
 
     def _choose_fallback(self, rag: AdaptiveRAG, progress: AnswerProgress, error: Exception) -> AdaptiveRAG:
-        """Return the pipeline for the next attempt to answer, without the component that failed.
-
-        If the gate failed, the next pipeline always retrieves (or never, if there is no retriever). If the retriever
-        failed, the next pipeline never retrieves. If that one fails, too, the LLM must be the cause.
+        """Return the pipeline for the next attempt, without the failed component.
 
         Args:
             rag: The pipeline that failed.
@@ -388,10 +365,7 @@ class LocalChat:
     async def _respond_streaming(
         self, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG
     ) -> Response:
-        """Return the answer as a stream.
-
-        The response starts when the first text is ready. By then the decision is known, so the headers can contain it.
-        """
+        """Return the answer as a stream. Wait for the first text, as the headers contain the decision."""
         try:
             async with asyncio.timeout_at(progress.deadline):
                 first = await anext(pieces, "")

@@ -38,7 +38,7 @@ TEXT_PART_TYPES = {"input_text": "text", "output_text": "text"}
 
 @dataclass(frozen=True)
 class UngatedRequest:
-    """A request for which no gate can decide whether to retrieve, with the reason."""
+    """Request without a question for the gate. `reason` says why."""
 
     reason: str
 
@@ -47,7 +47,7 @@ class UngatedRequest:
 
 
 def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Question | UngatedRequest:
-    """Return the last message of a chat as a question that can be understood without the earlier messages.
+    """Return the last message of a chat as a question. Earlier messages are not needed to understand it.
 
     Args:
         model: The LLM that rewrites follow-up questions.
@@ -75,7 +75,7 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
 
 
 def extract_text(content: object) -> str | None:
-    """Return the text of the content of a chat message, or None if it contains anything else, such as an image."""
+    """Return the text of a chat message. None means other content, such as an image."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -114,7 +114,7 @@ def insert_passages(
 
 
 def wants_json(body: Mapping[str, Any]) -> bool:
-    """Return whether a request asks for an answer in JSON, in which citations would be out of place."""
+    """Return whether a request asks for an answer in JSON. Citations would break it."""
     text_options = body.get("text")  # of the Responses API
     answer_format = body.get("response_format")
     if not answer_format and isinstance(text_options, dict):
@@ -146,20 +146,13 @@ def _format_passage(number: int, passage: Passage) -> str:
 
 
 def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
-    """Put a space after "<" in tags such as </passage> and </document> that the texts contain.
-
-    Otherwise a document could pretend that its passage ends, and inject instructions.
-    """
+    """Put a space after "<" in tags such as </passage>. This prevents faked ends of passages."""
     return {name: _compile_tag_pattern().sub(lambda match: f"{match[0]} ", text) for name, text in texts.items()}
 
 
 @cache
 def _compile_tag_pattern() -> re.Pattern[str]:
-    """Return a regular expression that matches the "<" of tags such as </passage> and < document>.
-
-    An attacker could disguise a tag in a document. So the tag may also contain letters that look like the usual ones,
-    and invisible characters between them.
-    """
+    """Return a pattern for the "<" of tags such as </passage>. Lookalike letters and hidden characters match, too."""
     lookalikes = defaultdict(str, LOOKALIKES)  # letter -> all letters that look like it
     for start, end in STYLED_LETTERS:
         for styled_letter in map(chr, range(start, end)):
@@ -174,14 +167,14 @@ def _compile_tag_pattern() -> re.Pattern[str]:
 
 
 def _prepend_text(text: str, content: Any, part_type: str = "text") -> Any:
-    """Put a text before the content of a chat message, which is a string or a list of parts."""
+    """Put a text before the content of a chat message. Content is a string or list."""
     if isinstance(content, list):
         return [{"type": part_type, "text": text}, *content]
     return f"{text}\n\n{content}"
 
 
 def _append_text(content: Any, text: str) -> Any:
-    """Put a text after the content of a chat message, which is a string, a list of parts, or empty."""
+    """Put a text after the content of a chat message. Content is a string or list."""
     if isinstance(content, list):
         return [*content, {"type": "text", "text": text}]
     return f"{content}\n\n{text}" if content else text
@@ -191,10 +184,7 @@ def _append_text(content: Any, text: str) -> Any:
 
 
 def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
-    """Return the prompt of a completion request as a question, if it is a short text with a single line.
-
-    The LLM is not used, because there are no earlier messages by which the question would have to be rewritten.
-    """
+    """Return the prompt of a completion request as a question. Only short prompts of one line qualify."""
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         return UngatedRequest("the prompt is not a single text")
@@ -208,7 +198,7 @@ def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question 
 def _insert_into_prompt(
     body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
-    """Put passages before the prompt. The placement is ignored, because a completion request has no other place."""
+    """Put passages before the prompt. A completion request has no other place."""
     prompt = body["prompt"]
     block = format_passages(passages, templates.detect_language(prompt), cites=cites and not wants_json(body))
     return {**body, "prompt": _prepend_text(block, prompt)}
@@ -236,7 +226,7 @@ def _is_message(item: object) -> bool:
 
 
 def _to_chat_content(content: Any) -> Any:
-    """Convert the content of a message from the Responses API to the format of chats, by renaming its part types."""
+    """Convert message content from the Responses API to the chat format. Only part types are renamed."""
     if not isinstance(content, list):
         return content
     parts = []
@@ -249,7 +239,7 @@ def _to_chat_content(content: Any) -> Any:
 def _insert_into_input(
     body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
-    """Put passages before the last user message, or into the instructions if the placement is not "user"."""
+    """Put passages before the last user message, or into the instructions."""
     items = body["input"]  # a text, or a list of messages
     question = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
     language = templates.detect_language(str(question))
@@ -264,7 +254,7 @@ def _insert_into_input(
 
 
 class PassageInserter(Protocol):
-    """Interface of the functions that return a copy of a request with passages inserted."""
+    """Function that returns a copy of a request with passages."""
 
     def __call__(
         self, body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
@@ -273,7 +263,7 @@ class PassageInserter(Protocol):
 
 @dataclass(frozen=True)
 class RequestFormat:
-    """Functions that extract the question of a request and insert passages into it, for one API path."""
+    """Functions for one API path. They extract the question of a request and insert passages."""
 
     extract_question: Callable[[Model, Mapping[str, Any]], Question | UngatedRequest]
     insert_passages: PassageInserter

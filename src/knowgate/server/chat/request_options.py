@@ -85,7 +85,7 @@ def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
 
 
 def _read_gate_name(model: str | None) -> str:
-    """Return the gate of a model name such as knowgate/always, or "" if the model name selects no gate.
+    """Return the gate of a model name. Example: "knowgate/always" selects "always", other names give "".
 
     Raises:
         ApiError: 404 if a request cannot select this gate.
@@ -106,7 +106,7 @@ def is_knowgate_model(model: str | None) -> bool:
 
 
 class FilterMatcher:
-    """Compares passages with a filter, in at most FILTER_SECONDS. The result for a document is cached."""
+    """Comparison of passages with a filter, limited to FILTER_SECONDS. Results are cached per document."""
 
     def __init__(self, filter: PassageFilter):
         self._filter = filter
@@ -137,19 +137,16 @@ class FilterMatcher:
 
 
 def _compile_patterns(patterns: str | tuple[str, ...]) -> re.Pattern[str]:
-    """Return one regular expression for one or several file name patterns, such as "hr/*".
-
-    It matches texts that match at least one of the patterns.
-    """
+    """Return one regular expression for file name patterns, such as "hr/*". One matching pattern is enough."""
     unique_patterns = sorted({patterns} if isinstance(patterns, str) else set(patterns))
     return re.compile("|".join(translate(pattern) for pattern in unique_patterns))
 
 
 @dataclass(frozen=True)
 class FilteredRetriever:
-    """Wraps a retriever, and returns only passages that match a filter.
+    """Wrapper of a retriever that returns only passages matching a filter.
 
-    It works with every retriever, because it searches more and more passages until enough of them match.
+    It searches deeper until enough passages match.
     """
 
     retriever: Retriever
@@ -161,16 +158,11 @@ class FilteredRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """A fingerprint that differs from that of the wrapped retriever.
-
-        Guarantees that were made for all documents do not hold for a part of them, so they must not apply here.
-        """
+        """Fingerprint of the filtered index. It differs from the full index, so guarantees do not carry over."""
         return f"{self.retriever.fingerprint}, filtered"
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return up to k passages for each query, among those that match the filter.
-
-        If fewer than k of the passages match, the search is repeated for more passages, up to MAX_DEPTH.
+        """Return up to k passages per query that match the filter. Search deeper for missing matches.
 
         Raises:
             ApiError: 400 if the patterns of the filter take too long.
@@ -191,7 +183,7 @@ class FilteredRetriever:
 
 @dataclass(frozen=True)
 class UnprovenGate(Gate):
-    """Gate that always retrieves, because the gate that it replaces does not give a guarantee that a request demands.
+    """Gate that always retrieves. It replaces a gate without the guarantee demanded by a request.
 
     Attributes:
         name: Name of the gate that it replaces.
@@ -214,10 +206,7 @@ class UnprovenGate(Gate):
 
 
 def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
-    """Return a pipeline that is guaranteed to lose at most this share of answers by skipping retrieval.
-
-    This is the same pipeline if its gate guarantees that, and otherwise one that always retrieves.
-    """
+    """Return a pipeline that loses at most this share of answers. Without such a guarantee, it always retrieves."""
     try:
         cause = _explain_missing_proof(rag, max_loss)
     except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
@@ -227,10 +216,7 @@ def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
 
 
 def _explain_missing_proof(rag: AdaptiveRAG, max_loss: float) -> str:
-    """Return why the gate does not guarantee a maximum loss, and what to do about it, or "" if it guarantees it.
-
-    The loss is the share of answers (0 to 1) that become wrong because the gate skips retrieval.
-    """
+    """Return why the gate does not guarantee this maximum loss, or "". Loss is the share of spoiled answers."""
     proven_loss = rag.proven_loss
     if proven_loss is not None:
         return "" if proven_loss <= max_loss else f"the proven limit of the gate is {proven_loss:.2%}"

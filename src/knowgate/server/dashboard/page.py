@@ -79,10 +79,7 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
 
 
 async def list_recent_decisions(service: Service, since: float) -> list[dict[str, Any]]:
-    """Return up to MAX_DECISIONS_SHOWN decisions of all server processes, newest first.
-
-    Decisions of this process are taken from memory, where they have more details. Decisions of other processes are
-    read from the decision log. If the log is unavailable, only the decisions of this process are returned.
+    """Return the newest decisions of all server processes. Own decisions come from memory, others from the log.
 
     Args:
         service: The service of this process.

@@ -49,10 +49,7 @@ DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_l
 
 @dataclass
 class StreamText:
-    """Collects the text of a streamed answer of the APIs for chats, completions or responses.
-
-    If a stream has more than MAX_RESPONSE_BYTES, the rest of it is ignored, so the answer counts as incomplete.
-    """
+    """Collector for the text of a streamed answer. It works for the APIs of chats, completions and responses."""
 
     pieces: list[str] = field(default_factory=list)
     is_complete: bool = False
@@ -60,10 +57,7 @@ class StreamText:
     _byte_count: int = 0
 
     def feed(self, data: bytes) -> None:
-        """Add the text in the next bytes of the stream to `pieces`. The bytes may end within a line.
-
-        The stream consists of JSON lines, in one of the formats of OpenAI's APIs for chats, completions and responses.
-        """
+        """Add the text in the next bytes of the stream. The bytes may end within a line."""
         self._byte_count += len(data)
         if self._byte_count > MAX_RESPONSE_BYTES:
             return
@@ -90,7 +84,7 @@ class StreamText:
 
 
 def capture_answer(response: Response, callback: Callable[[str | None], None]) -> None:
-    """Arrange that a function is called with the answer in a response, after the response has been sent.
+    """Call a function with the answer of a response, after the response was sent.
 
     Args:
         response: The response, which is changed in place.
@@ -124,11 +118,7 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
 
 
 def extract_answer(response: Response) -> str | None:
-    """Return the text of the answer in a response that is not streamed, or None if there is none.
-
-    The response comes from OpenAI's API for chats, completions or responses. A tool call has no text. Answers of more than
-    MAX_RESPONSE_BYTES are ignored.
-    """
+    """Return the answer text of a response without streaming, or None. A tool call has no text."""
     if response.status_code != 200 or len(response.body) > MAX_RESPONSE_BYTES:
         return None
     try:
@@ -142,7 +132,7 @@ def extract_answer(response: Response) -> str | None:
 
 
 def _get_only_choice(body: Any) -> Mapping[str, Any]:
-    """Return the only choice of a completion, or an empty object if there is none or more than one."""
+    """Return the only choice of a completion. Return {} for none or several."""
     choices = body.get("choices") if isinstance(body, dict) else None
     first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     return first if isinstance(first, dict) else {}
@@ -159,9 +149,9 @@ def _as_text(value: Any) -> str:
 
 
 def _extract_response_text(body: Any) -> str:
-    """Return the text of a response of the Responses API, or "" if its output is not a single message.
+    """Return the text of a Responses API message, ignoring its reasoning.
 
-    Reasoning is ignored. A tool call, for example, is not a message.
+    Return "" for other outputs, such as tool calls.
     """
     if not isinstance(body, dict) or body.get("status") not in ("completed", "incomplete"):
         return ""
@@ -181,10 +171,9 @@ def _list_objects(value: Any) -> list[dict[str, Any]]:
 
 
 class CounterfactualAnswerer:
-    """Generates the answer that a client would have got if the gate had decided the other way.
+    """Generator of the answer that the opposite decision would have given.
 
-    If the client got an answer without passages, this is the answer with passages, and vice versa. The same LLM answers
-    with the same settings, after the response has been sent.
+    Example: the client got an answer without passages, so this one uses passages.
 
     Args:
         gate_service: Searches for passages. Its model answers if there is no upstream.
@@ -240,7 +229,7 @@ class CounterfactualAnswerer:
         return is_same
 
     async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
-        """Answer with the model in this process, with passages if `retrieve` is true. Nothing is logged."""
+        """Answer with the model in this process, with or without passages. Nothing is logged."""
         gate = self.gate_service.always_gate if retrieve else self.gate_service.never_gate
         rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None)
         return (await rag.aanswer(question)).text
@@ -248,7 +237,7 @@ class CounterfactualAnswerer:
     async def _answer_upstream(
         self, forwarder: UpstreamForwarder, request: ClientRequest, passages: Sequence[Passage]
     ) -> str | None:
-        """Send the request of a client to the upstream again, with these passages, and return the answer."""
+        """Send a client's request to the upstream again, with these passages. Return the answer."""
         body = {name: value for name, value in request.body.items() if name not in DROPPED_FIELDS}
         deadline = asyncio.get_running_loop().time() + self.timeout
         forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)
@@ -268,10 +257,7 @@ def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:
 
 
 def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str, Any]) -> KnowledgeLabel | None:
-    """Label a question as known or unknown to the LLM, by the feedback of a user on the answer that was sent.
-
-    If that answer used passages, a rating alone does not show what the LLM knows. Then the answer without passages is
-    compared with the correction or with the answer that was rated "up".
+    """Label a question as known or unknown to the LLM, by user feedback. The answer without passages counts.
 
     Args:
         rating: "up" or "down".
@@ -294,7 +280,7 @@ def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str,
 
 @dataclass
 class HistoryLabeler:
-    """Stores in a history of questions whether the LLM of a pipeline knows their answers.
+    """Writer of labels in the history: whether the LLM knows the answer to a question.
 
     Attributes:
         rag: The pipeline. The labels are valid only for its LLM and prompts.

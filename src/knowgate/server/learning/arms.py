@@ -24,7 +24,7 @@ CANARY_REASON = "only a share of requests (canary) follows the gate, and this re
 
 @dataclass
 class ExperimentArm:
-    """One of the gates (arms) that an A/B test compares. Without an A/B test, the only gate is the arm "a".
+    """One gate (arm) of an A/B test. Without an A/B test, there is only arm "a".
 
     Attributes:
         name: "a" or "b".
@@ -43,9 +43,7 @@ class ExperimentArm:
     _shadow_pipelines: dict[str, AdaptiveRAG] = field(default_factory=dict)
 
     def get_pipeline(self, shadow: str) -> AdaptiveRAG:
-        """Return the pipeline with the gate of this arm, which follows the gate or, in shadow mode, always retrieves.
-
-        Pipelines are cached by their reason, because only requests with the same pipeline object can share a batch.
+        """Return the pipeline of this arm. In shadow mode, it always retrieves. The cache lets requests share a batch.
 
         Args:
             shadow: The reason for shadow mode, such as that the gate is only tried out, or "" to follow the gate.
@@ -61,7 +59,7 @@ class ExperimentArm:
 
 @dataclass
 class Experiment:
-    """Assigns requests to the arms of an A/B test, or to the only arm if there is no second gate.
+    """A/B test that assigns each request to an arm (one of two gates). With one gate, all requests get arm "a".
 
     Attributes:
         arms: The arms by name. There is always "a", and in an A/B test also "b".
@@ -74,9 +72,7 @@ class Experiment:
     canary: float = 1.0
 
     def assign(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
-        """Choose the gate of a request (arm "a" or "b" of an A/B test), and whether the server follows this gate.
-
-        The server may retrieve regardless of the gate. `_choose_mode` says when.
+        """Choose the gate (arm "a" or "b") of a request. Also choose whether the server follows this gate.
 
         Args:
             options: Options of the request. If they select a gate, they are returned unchanged.
@@ -98,7 +94,7 @@ class Experiment:
         return replace(options, arm=name, shadow=shadow)
 
     def _choose_mode(self, arm: ExperimentArm, key: str, owner: str) -> tuple[str, str]:
-        """Choose whether the server follows the gate for a request, or retrieves regardless of the gate.
+        """Choose whether the server follows the gate for a request, or always retrieves.
 
         Args:
             arm: The gate, with the monitor of its losses.

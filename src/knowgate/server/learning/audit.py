@@ -37,7 +37,7 @@ INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?,
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """A stored audit. An audit compares the answer that a client got with the answer with passages.
+    """Stored audit. An audit compares the sent answer with the answer with passages.
 
     Attributes:
         decision: Id of the audited decision.
@@ -62,10 +62,9 @@ class AuditRecord:
 
 
 class AuditStore:
-    """Stores audits and corrections in the decision log, so that losses and alarms survive a restart.
+    """Store of audits and corrections in the decision log.
 
-    Every server process reads the audits of all processes, in the order in which they were written. The store remembers
-    the last audit that it has read.
+    All server processes share it. An audit compares the answers with and without passages.
     """
 
     def __init__(self, decisions: DecisionLog):
@@ -77,7 +76,7 @@ class AuditStore:
         return self._decisions.run_blocking(self._fetch_new)
 
     def list_recent_ages(self) -> list[float]:
-        """Return how many seconds ago each audit of the last hour was stored, by any process. Blocks; for the startup."""
+        """Return the ages in seconds of all audits in the last hour. Blocks, so only for the startup."""
         now = time.time()
         query, values = "SELECT at FROM audits WHERE at > ? AND kind <> ?", (now - HOUR_SECONDS, CLEARED)
         rows = self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))
@@ -118,7 +117,7 @@ class AuditStore:
         return [AuditRecord(*row[1:]) for row in rows]
 
     async def add_correction(self, decision: str, answer: str) -> None:
-        """Store the right answer that a user gave in feedback on a decision. It replaces an earlier correction."""
+        """Store the right answer from a user's feedback. It replaces an earlier correction."""
         await self._decisions.execute(
             ("DELETE FROM corrections WHERE decision = ?", (decision,)),
             ("INSERT INTO corrections SELECT id, ?, ? FROM decisions WHERE id = ?", (time.time(), answer, decision)),
@@ -160,11 +159,7 @@ class AuditJob:
 
     @property
     def may_have_changed_answer(self) -> bool:
-        """Whether skipping retrieval may have changed the answer.
-
-        True if the client got an answer without passages. In shadow mode, where the server always retrieves, also True if
-        the gate would have skipped retrieval.
-        """
+        """Whether skipping retrieval may have changed the answer. In shadow mode, a would-be skip counts, too."""
         decision, choice = self.trace.decision, self.trace.choice
         would_skip = decision is not None and (not decision.retrieve or DecisionNote.WOULD_SKIP in decision.notes)
         sent_draft = choice is not None and choice.is_closed_book
@@ -207,10 +202,7 @@ class Auditor:
             self._apply(self.store.read_all())
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel all audits that have not ended, log how many there were, and return their tasks.
-
-        This does not bias the measured loss, because the choice of canceled audits does not depend on their results.
-        """
+        """Cancel all running audits, and return their tasks. This does not bias the measured loss."""
         if self.pending_count:
             log.warning(
                 "%d audits had not ended and were dropped. They do not count for the measured share of changed answers.",
@@ -238,10 +230,7 @@ class Auditor:
         return self.budget.describe_pause(self.calls_per_audit)
 
     def reserve(self, owner: str) -> bool:
-        """Reserve the LLM calls for the audit of a request, and return whether the request can be audited.
-
-        It cannot if audits are not stored, its queue is full, or the budget of calls is used up. If it can, call
-        `submit` or `release` afterwards.
+        """Reserve the LLM calls for an audit, and return whether this succeeded. Then call `submit` or `release`.
 
         Args:
             owner: Name of the API key of the request. Each key has its own queue.
@@ -258,7 +247,7 @@ class Auditor:
         self.budget.release(owner, self.calls_per_audit)
 
     def submit(self, job: AuditJob) -> None:
-        """Queue an audit and return at once. If the queue is full, the audit is dropped and counted."""
+        """Queue an audit, and return at once. A full queue drops the audit."""
         queue = self._get_queue(job.trace.owner)
         if job.trace.owner not in self._workers:
             self._workers[job.trace.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
@@ -282,12 +271,9 @@ class Auditor:
             self.pending_count -= 1
 
     async def _audit(self, job: AuditJob) -> None:
-        """Compare the answers with and without passages to a sampled request, and store whether they differ.
+        """Compare the answers with and without passages, and store whether they differ.
 
-        If the gate retrieved and the client got the answer with passages, nothing was lost. So a loss of 0 is stored at
-        once. If both answers exist, they are compared nevertheless, for replays of other thresholds. If labels are
-        stored, a missing answer without passages is generated for the comparison. A label says whether the LLM knows
-        the question.
+        A sent answer with passages has no loss.
         """
         kind = LOSS if job.may_have_changed_answer else LABEL
         if not job.may_have_changed_answer:
@@ -308,10 +294,7 @@ class Auditor:
         await self._store_result(job, kind, lost, closed_answer, open_answer)
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
-        """Return the answer without passages and the answer with passages, in this order.
-
-        One of them was sent to the client. If the other one does not exist yet, it is generated; None if that fails.
-        """
+        """Return the answers without and with passages. Generate the missing one, or None after a failure."""
         closed_answer, open_answer = job.closed_answer, job.open_answer
         if open_answer is None:
             job.call_count += 1
@@ -322,10 +305,7 @@ class Auditor:
         return closed_answer, open_answer
 
     async def _answers_differ(self, job: AuditJob, closed_answer: str, open_answer: str) -> bool:
-        """Return whether the answers without and with passages differ in their words and (with `asks_llm`) in meaning.
-
-        If the words differ and `asks_llm` is set, the LLM is asked whether both mean the same.
-        """
+        """Return whether the answers differ in words. With `asks_llm`, they must also differ in meaning."""
         if not answers_differ(closed_answer, open_answer):
             return False
         if not self.asks_llm or RULES_ARBITER.abstains(closed_answer):  # such as "I don't know"
@@ -353,7 +333,7 @@ class Auditor:
         self._apply(await self.store.add(record))
 
     async def _store_failure(self, job: AuditJob) -> None:
-        """Count an audit without a result, and store it unless the audit was made only for a label."""
+        """Count an audit without a result, and store it. Audits only for a label are not stored."""
         self.counts[job.arm.name, FAILED] += 1
         if self.store is not None and job.may_have_changed_answer:
             record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, FAILED, owner=job.trace.owner)
@@ -363,11 +343,7 @@ class Auditor:
     # --- results of all server processes ------------------------------------------------------------
 
     async def poll(self) -> None:
-        """Read the audits of other server processes, because one of them may raise an alarm.
-
-        Every request calls this. The audits are read in the background, once in POLL_SECONDS. Only one read runs at a
-        time. Requests wait for it, but only during its first MAX_POLL_WAIT_SECONDS.
-        """
+        """Read the audits of other server processes, once in POLL_SECONDS. Requests wait for this only briefly."""
         now = time.monotonic()
         is_idle = self._poll_task is None or self._poll_task.done()
         is_due = now >= self._last_poll + POLL_SECONDS
@@ -400,11 +376,7 @@ class Auditor:
         log.warning("The alarm of arm %s was cleared. Its audits start again from zero.", arm_name)
 
     def _apply(self, audits: Sequence[AuditRecord]) -> None:
-        """Add stored audits to the monitors of the gates that they belong to. Other audits are ignored.
-
-        An audit belongs to a gate with the same scope, i.e. with the same LLM, index and so on. In an A/B test, it must
-        also have the same name ("a" or "b"). Without an A/B test, audits from earlier A/B tests count under either name.
-        """
+        """Add stored audits to the monitors of their gates. `scope` identifies the gate, LLM, index and so on."""
         arms = self.experiment.arms
         for audit in audits:
             for arm in arms.values():
@@ -413,10 +385,7 @@ class Auditor:
 
 
 def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
-    """Add a stored audit to the monitor of a gate. If this raises an alarm, log an error.
-
-    An alarm means that the gate changes too many answers, of all requests or of those of one API key (`owner`).
-    """
+    """Add a stored audit to the monitor of a gate. Log a new alarm (too many changed answers)."""
     monitor, owner, gate = arm.monitor, audit.owner or "", arm.gate_spec
     if audit.kind == CLEARED:
         monitor.reset_loss()

@@ -48,9 +48,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TrafficLearner:
-    """Learns from requests and responses: measures by audits how many answers the gate changes, and labels questions.
+    """Component that learns from requests and responses.
 
-    An audit generates the answer that the client did not get, and compares the answers with and without passages.
+    It audits how many answers the gate changes, and labels questions. An audit compares the answers with and without
+    passages.
 
     Attributes:
         auditor: Runs audits of sampled requests.
@@ -73,11 +74,7 @@ class TrafficLearner:
             await asyncio.to_thread(self.labeler.history.close)
 
     def observe(self, response: Response, trace: RequestTrace) -> None:
-        """Learn from a request whose response is about to be sent.
-
-        Counts whether the question is unlike the training questions of the gate, and draws at random whether the request
-        is audited. If an audit, a label or the dashboard needs the answer, the answer is captured while it is sent.
-        """
+        """Learn from a request before its response is sent. The answer is captured while being sent."""
         if trace.decision is None or trace.question is None or response.status_code != 200:
             return
         if trace.client_request is not None and trace.client_request.body.get("echo"):
@@ -90,18 +87,14 @@ class TrafficLearner:
             capture_answer(response, lambda text: self._handle_answer(trace, text, sampled_arm))
 
     def _draw_for_audit(self, trace: RequestTrace) -> bool:
-        """Decide at random whether to audit a request, and reserve the LLM calls for the audit.
-
-        The calls are reserved before the answer is known. Otherwise the choice could depend on the answer, which would bias
-        the measured share of changed answers. Only decisions of the gate are audited, not those of rules or fallbacks.
-        """
+        """Decide at random whether to audit a request. The choice precedes the answer, to avoid bias."""
         assert trace.decision is not None
         # During an alarm, the server always retrieves. The gate still decides, so "alarm" does not count as a failure.
         is_gate_decision = not trace.decision.rule and not set(trace.degraded) - {"alarm"}
         return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
-        """Process the answer that a client got: show it on the dashboard, label its question, and start an audit.
+        """Process a sent answer: show it on the dashboard, label its question, start an audit.
 
         Args:
             trace: Record of the request.
@@ -126,9 +119,7 @@ class TrafficLearner:
             self.auditor.submit(AuditJob(trace, request, question, sampled_arm, closed_answer, open_answer))
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
-        """Label the question of a decision as known or unknown to the LLM, by a user's feedback on the answer.
-
-        Follow-up questions are not labeled (see `RequestTrace.set_question`).
+        """Label a question as known or unknown to the LLM, by user feedback. Follow-up questions are not labeled.
 
         Returns:
             Whether a label was stored.
@@ -145,13 +136,13 @@ class TrafficLearner:
         return stored is not None and await asyncio.shield(asyncio.wrap_future(stored))
 
     def list_problems(self) -> list[str]:
-        """Return why labels are not stored or audits pause at the moment, for GET /ready. Empty if all works."""
+        """Return the current problems with labels and audits, for GET /ready."""
         history_problem = "" if self.labeler.history is None else self.labeler.history.problem
         audit_problem = self.auditor.pause_reason if self.audit_share else ""
         return [problem for problem in (history_problem, audit_problem) if problem]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results of learning, for GET /v1/learning and the dashboard. `LearningResponse` describes the fields."""
+        """Return the results of learning, in the format of `LearningResponse`."""
         experiment, history = self.auditor.experiment, self.labeler.history
         return {
             "arms": {name: self._arm_to_json(arm) for name, arm in experiment.arms.items()},
@@ -163,16 +154,13 @@ class TrafficLearner:
         }
 
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
-        """Return the results of one gate (arm) of the A/B test, with the number of its audits (checks) by result."""
+        """Return the results of one gate of the A/B test, including its audits by result."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
         return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 
 
 def _get_full_draft(trace: RequestTrace) -> str | None:
-    """Return the draft (the answer without passages) of a request, or None if it is missing or incomplete.
-
-    For a streamed request, or one to another endpoint than that for chats, only the beginning may have been generated.
-    """
+    """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned."""
     draft, request = trace.draft, trace.client_request
     may_be_partial = request is not None and (bool(request.body.get("stream")) or request.path != CHAT_PATH)
     if draft is None or (may_be_partial and not draft.finished):
@@ -187,9 +175,7 @@ async def record_feedback(
     recent: RecentDecisions,
     learner: TrafficLearner | None,
 ) -> FeedbackResponse:
-    """Answer POST /v1/feedback: store the feedback, and learn from it.
-
-    A correction without a rating counts as the rating "down".
+    """Answer POST /v1/feedback: store the feedback, and learn from it. A correction alone counts as "down".
 
     Args:
         feedback: The feedback.
@@ -230,7 +216,7 @@ def build_learner(
     recent: RecentDecisions,
     budget: CallBudget | None = None,
 ) -> TrafficLearner | None:
-    """Build the component that learns from requests, and give its experiment (A/B test) to the gate service.
+    """Build the component that learns from requests. The gate service gets its A/B test.
 
     Args:
         settings: Options of the pipeline.
@@ -269,11 +255,7 @@ def build_learner(
 
 
 def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudget:
-    """Create the budget of LLM calls for the audits of this worker process.
-
-    The workers of a server share the option `audit_budget` equally, and also the calls of the last hour. Each stored audit
-    counts as if it had made the maximum number of calls.
-    """
+    """Create the budget of LLM calls for audits. All workers of the server share `audit_budget` equally."""
     calls_per_hour = max(1, options.audit_budget // options.workers)
     calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
     audit_ages = [] if store is None else store.list_recent_ages()
@@ -283,7 +265,7 @@ def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudge
 
 
 def _check_options(options: ServeOptions) -> None:
-    """Raise an error if an option needs another one that is not set, or if two options contradict each other."""
+    """Raise an error for contradicting options, or for a missing option."""
     if options.audit and options.decisions is None:
         raise BadSetting("`audit` needs `decisions`, where audits are stored. Set `decisions` to a file.")
     if options.durable and options.decisions is None:
@@ -330,10 +312,7 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
 
 
 def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOptions) -> ExperimentArm:
-    """Build an arm of the A/B test: a gate with a monitor, which raises an alarm if the gate changes too many answers.
-
-    The option `max_changed` limits the share of changed answers. If it is not set, the limit is the bound that `knowgate
-    calibrate` recorded for the gate. Without any limit, there is no alarm, and a warning says so.
+    """Build an arm of the A/B test: a gate with its alarm. The alarm needs a limit for changed answers.
 
     Args:
         name: "a" or "b".
@@ -360,10 +339,7 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
 
 
 def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
-    """Return the maximum share of answers (0 to 1) that the gate changes, as `knowgate calibrate` recorded it.
-
-    Returns None if nothing was recorded, or if the gate was calibrated with another LLM, index or threshold.
-    """
+    """Return the maximum share of answers changed by the gate, from its calibration. None means unknown."""
     has_own_threshold = rag.threshold is not None and rag.threshold != rag.gate.threshold
     if not isinstance(rag.gate, FittedGate) or has_own_threshold:
         return None
@@ -377,7 +353,7 @@ def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
 
 
 def _warn_if_constant(rag: AdaptiveRAG, options: ServeOptions) -> None:
-    """Log a warning if shadow mode can show nothing, because the gate always retrieves."""
+    """Warn about shadow mode with a gate that always retrieves. Shadow mode would show nothing."""
     always_retrieves = isinstance(rag.gate, AlwaysGate) or rag.used_threshold < 0
     if options.shadow and always_retrieves:
         log.warning(
@@ -389,10 +365,7 @@ def _warn_if_constant(rag: AdaptiveRAG, options: ServeOptions) -> None:
 
 
 def _compute_scope(rag: AdaptiveRAG) -> str:
-    """Return a hash of everything that the share of changed answers depends on, such as gate, arbiter, LLM and index.
-
-    Stored audits count only for a gate with the same hash.
-    """
+    """Return a hash of gate, LLM, index and so on. Stored audits count only for the same hash."""
     manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
     arbiter = rag.bound_arbiter
     parts = (

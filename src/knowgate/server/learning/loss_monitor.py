@@ -37,9 +37,9 @@ class KeyAudits:
 
 @dataclass
 class LossMonitor:
-    """Measures, for one gate, how many answers skipping retrieval changes, and how unusual the questions are.
+    """Statistics of one gate: changed answers and unusual questions.
 
-    The share of answers that became wrong cannot be larger than the share of changed answers.
+    Skipping retrieval may change an answer, right or wrong.
 
     Args:
         max_changed: Maximum share of answers that skipping may change. None means that there is no alarm.
@@ -74,7 +74,7 @@ class LossMonitor:
         self._drift_tests = {}
 
     def reset_loss(self) -> None:
-        """Discard the results of all audits, and clear the alarms. Afterwards, the audits start from zero."""
+        """Discard the results of all audits, and clear the alarms."""
         self.loss = MeanConfidenceSequence(self.delta)
         self.failed = 0
         self._highest = MeanConfidenceSequence(self.delta)
@@ -87,10 +87,7 @@ class LossMonitor:
         return None if self.max_changed is None else GuaranteeTest(self.max_changed, self.test_delta or self.delta)
 
     def add_audit(self, changed: float, owner: str = "") -> None:
-        """Add the result of an audit to the statistics and to the tests that can raise an alarm.
-
-        Each test checks whether too many answers change. One test has the audits of all requests. In addition, each API
-        key has two tests. One has the audits of this key. The other has the audits of all other keys.
+        """Add the result of an audit to the statistics and tests. Each test looks for too many changed answers.
 
         Args:
             changed: 1 if the answer that was sent differs from the answer with passages, otherwise 0.
@@ -112,17 +109,13 @@ class LossMonitor:
                 test.add(changed)
 
     def add_failure(self) -> None:
-        """Count an audit that failed.
-
-        It counts as a changed answer in the upper bound, and as an unchanged one in the lower bound. The alarm ignores
-        it, because a failing upstream says nothing about the gate.
-        """
+        """Count a failed audit. The upper bound counts a changed answer, the lower bound an unchanged one."""
         self.failed += 1
         self._highest.add(1.0)
         self._lowest.add(0.0)
 
     def add_distance(self, distance: float | None, owner: str = "") -> None:
-        """Count a question, and whether it is unlike the training questions of the gate (drift).
+        """Count a question. Far from the training questions of the gate, it counts as drift.
 
         Args:
             distance: Distance to the training questions. Above FAR_DISTANCE, which 1 % of the training questions exceed,
@@ -155,19 +148,13 @@ class LossMonitor:
 
     @property
     def alarm(self) -> str:
-        """Message that skipping retrieval changes too many answers, so that all requests must retrieve.
-
-        "" if there is no alarm. The requests of a single API key are not enough for an alarm.
-        """
+        """Reason why all requests must retrieve, or "". One API key alone cannot cause this alarm."""
         if not self.is_violated or not self._is_confirmed_by_others():
             return ""
         return f"{self._describe_violation()}{self._describe_main_key()}"
 
     def _is_confirmed_by_others(self) -> bool:
-        """Return whether too many answers change, no matter which API key is left out.
-
-        So the requests of a single client cannot raise an alarm for all. On a server without keys, this is true.
-        """
+        """Return whether too many answers change, whichever API key is left out. True on a server without keys."""
         has_keys = any(self._keys)  # without keys, the only name is ""
         if not has_keys:
             return True
@@ -175,24 +162,21 @@ class LossMonitor:
         return all(test is not None and test.is_violated for test in others_tests)
 
     def _describe_violation(self, subject: str = "") -> str:
-        """Say that too many answers change. `subject`, such as " for key 'anna'", restricts this to one API key."""
+        """Return the message about too many changed answers.
+
+        `subject` may name one API key, such as " for key 'anna'".
+        """
         limit, confidence = 100 * (self.max_changed or 0.0), 100 * (1 - self.delta)
         return f"skipping changes more than {limit:.3g} % of the answers{subject}, with {confidence:g} % confidence"
 
     def _describe_main_key(self) -> str:
-        """Name the API key with the most changed answers, as an addition to the alarm. "" on a server without keys.
-
-        Example: " (most of them for key 'anna': 7 of 9)"
-        """
+        """Name the API key with the most changed answers. Example: " (most of them for key 'anna': 7 of 9)"."""
         name = max(self._keys, key=lambda key: self._keys[key].changed)
         audits = self._keys[name]
         return f" (most of them for key '{name}': {audits.changed:g} of {self.loss.total:g})" if name else ""
 
     def get_alarm(self, owner: str) -> str:
-        """Return the reason why the requests of an API key must retrieve: its own alarm, or else the alarm for all.
-
-        Returns "" if there is neither.
-        """
+        """Return why an API key must retrieve, or "". Its own alarm comes first, then the alarm for all."""
         audits = self._keys.get(owner)
         own_test = None if audits is None else audits.own_test
         if owner and own_test is not None and own_test.is_violated:
@@ -201,18 +185,12 @@ class LossMonitor:
 
     @property
     def key_alarms(self) -> dict[str, str]:
-        """Alarms of single API keys, whose requests must retrieve: name of the key -> reason.
-
-        Keys that only the alarm for all requests concerns are left out.
-        """
+        """Alarms of single API keys: name -> reason. The alarm for all requests is left out."""
         alarms = {owner: self.get_alarm(owner) for owner in self._keys if owner}
         return {owner: reason for owner, reason in alarms.items() if reason not in ("", self.alarm)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measured share of changed answers (`loss`) and of unusual questions (`drift`) as JSON.
-
-        The class `LossReport` describes the fields.
-        """
+        """Return the shares of changed answers (`loss`) and of unusual questions (`drift`)."""
         key_alarms = self.key_alarms
         key_losses = {
             name: {"drawn": audits.count, "lost": audits.changed, "alarm": key_alarms.get(name, "")}

@@ -47,10 +47,10 @@ MAX_FEEDBACK_PER_DAY = 1000  # per API key
 
 
 class DecisionRow(NamedTuple):
-    """A row of the table of decisions. `at` is the start of the request, in seconds since 1970.
+    """Row of the table of decisions.
 
-    The question of a follow-up is made from several messages of a chat. `source_keys` are the hashes of these messages.
-    They are stored in another table, `source_questions`.
+    `at` is the start of the request, in seconds since 1970. `source_keys` are hashes of the chat messages behind the
+    question.
     """
 
     id: str
@@ -63,10 +63,9 @@ class DecisionRow(NamedTuple):
 
 
 class DecisionLog:
-    """Stores decisions and feedback in a file or database.
+    """Store of decisions and feedback in a file or database.
 
-    A single background thread does all reading and writing. Decisions that arrive while it writes are committed
-    together (group commit). `append` returns a future, so that a request can wait until its decision is on disk.
+    One background thread reads and writes. Decisions that arrive meanwhile are committed together.
 
     Args:
         location: Path of an SQLite file, or address of a PostgreSQL database (postgresql://...).
@@ -119,7 +118,7 @@ class DecisionLog:
         seconds: float = 0.0,
         source_questions: Sequence[str] = (),
     ) -> Future[None]:
-        """Queue a decision for writing, and return at once. If too many decisions wait already, this one is lost.
+        """Queue a decision for writing, and return at once. A full queue loses the decision.
 
         Args:
             record: The decision, as a JSON object.
@@ -153,10 +152,7 @@ class DecisionLog:
         return commit
 
     def _write_pending(self) -> None:
-        """Write all queued decisions in one transaction. If that fails, they are lost, which is logged and counted.
-
-        Afterwards, complete the future that `append` has returned for these decisions.
-        """
+        """Write all queued decisions in one transaction. After a failure, the decisions are lost and counted."""
         with self._lock:
             rows, self._pending = self._pending, []
             commit, self._commit = self._commit, Future()
@@ -184,7 +180,7 @@ class DecisionLog:
             self._thread.submit(self._delete_older, time.time() - self._retain_days * DAY_SECONDS)
 
     def _delete_older(self, oldest: float) -> None:
-        """Delete decisions from before a time (seconds since 1970), with everything that refers to them."""
+        """Delete decisions from before `oldest`, with their feedback and answers. `oldest` is in seconds since 1970."""
         try:
             rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ?", (oldest,))
             delete_rows(self._store, [row[0] for row in rows])
@@ -203,10 +199,7 @@ class DecisionLog:
         return await self._retry(lambda store: _find_decision(store, id, owner))
 
     async def _retry(self, work: Callable[[Store], Result]) -> Result:
-        """Return what a function finds in the tables. If it finds nothing, run it again a few times.
-
-        Another process that uses the log may be about to write what the function searches for.
-        """
+        """Run a search repeatedly until it finds something. Another process may be about to write."""
         for _ in range(self._attempts - 1):
             if result := await self.run(work):
                 return result
@@ -214,23 +207,19 @@ class DecisionLog:
         return await self.run(work)
 
     async def list_newest(self, count: int, since: float) -> list[dict[str, Any]]:
-        """Return up to `count` decisions of all server processes since a time (seconds since 1970), newest first."""
+        """Return the newest decisions of all server processes. `since` is in seconds since 1970."""
         query = "SELECT at, question, record FROM decisions WHERE at >= ? ORDER BY at DESC LIMIT ?"
         rows = await self.run(lambda store: store.fetch_rows(query, (since, count)))
         return [_to_decision(*row) for row in rows]
 
     async def find_missing(self, ids: Sequence[str]) -> list[str]:
-        """Return the ids that are not in the log, for example because the decisions were deleted."""
+        """Return the ids missing in the log, for example after a deletion."""
         query = f"SELECT id FROM decisions WHERE id IN ({', '.join('?' * len(ids))})"
         rows = await self.run(lambda store: store.fetch_rows(query, ids)) if ids else []
         return sorted(set(ids) - {row[0] for row in rows})
 
     async def delete(self, *, id: str = "", question: str = "", owner: str | None = None) -> list[str]:
-        """Delete the decision with this id, and all decisions on this question, with everything that refers to them.
-
-        Case, punctuation and articles of a question do not matter. The question of a follow-up is made from several
-        messages. Its decision is found by this question and by each of the messages. Earlier versions did not store
-        the messages. Their decisions are found if the stored question contains the given one.
+        """Delete the decisions with this id or question. A follow-up is also found by its earlier chat messages.
 
         Args:
             id: Id of a decision; empty for none.
@@ -245,18 +234,12 @@ class DecisionLog:
         return await self.run(lambda store: delete_decisions(store, id, question, owner))
 
     async def has_unfindable(self, owner: str | None) -> bool:
-        """Return whether the log has decisions that may be about a question, but cannot be found by it.
-
-        These are decisions with texts, such as comments, but without a stored question, and follow-ups that an earlier
-        version stored as an LLM rewrote them. Only those of the given owner (API key) count; None means all owners.
-        """
+        """Return whether some decisions cannot be found by their question. Owner None means all API keys."""
         owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNFINDABLE))}
         return bool(owners) if owner is None else owner in owners
 
     async def add_feedback(self, id: str, rating: str, comment: str | None, owner: str = "") -> bool:
-        """Store feedback on a decision, and return True. Returns False if there is no such decision.
-
-        There is one feedback for each decision and owner; new feedback replaces the old one.
+        """Store feedback on a decision, and return whether the decision exists. New feedback replaces the old.
 
         Raises:
             ApiError: 429 if this owner has given too much feedback within a day.
@@ -277,9 +260,7 @@ class DecisionLog:
             raise ApiError(503, message, "log_down") from error
 
     async def execute(self, *statements: tuple[str, Sequence[Any]]) -> None:
-        """Run SQL statements, each with its parameters, in one transaction.
-
-        Decisions are deleted under the same lock. So a decision that the statements refer to is not deleted meanwhile.
+        """Run SQL statements with their parameters in one transaction. No decision is deleted meanwhile.
 
         Raises:
             ApiError: 503 if the store is unavailable.
@@ -304,12 +285,7 @@ class DecisionLog:
 
 
 def _open_log(location: str) -> Store:
-    """Open the tables of the decision log. Create them if they do not exist.
-
-    Decisions of earlier versions of knowgate are upgraded. Some have no `question_key`, the hash of the question by
-    which decisions are found. It is added. Some do not say whether their question is a follow-up. They are marked, so
-    that a deletion can treat them as possible follow-ups.
-    """
+    """Open or create the tables of the decision log. Rows of earlier versions are upgraded."""
     store = open_store(location, DECISION_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
     rows = store.fetch_rows("SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL")
     if rows:
@@ -326,7 +302,7 @@ def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]
 
 
 def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str, Any] | None:
-    """Return a decision with its feedback, or None if there is none. With `owner`, it must belong to that API key."""
+    """Return a decision with its feedback, or None. With `owner`, only decisions of this API key count."""
     rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
     if not rows:
         return None
@@ -339,9 +315,7 @@ def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str,
 
 
 def _store_feedback(store: Store, id: str, rating: str, comment: str | None, owner: str) -> bool:
-    """Store feedback on a decision, and return whether the decision exists.
-
-    The feedback replaces earlier feedback of the same owner (API key) on this decision.
+    """Store feedback on a decision, and return whether the decision exists. It replaces the owner's earlier feedback.
 
     Raises:
         ApiError: 429 if this owner has given too much feedback within a day.
@@ -360,7 +334,7 @@ def _store_feedback(store: Store, id: str, rating: str, comment: str | None, own
 
 
 def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
-    """Insert new decisions, with the hashes of the messages from which their questions were made."""
+    """Insert new decisions, with the hashes of their chat messages."""
     decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
     transaction.executemany(UPSERT_DECISION, decisions)
     source_questions = [(row.id, key) for row in rows for key in row.source_keys]
@@ -368,7 +342,7 @@ def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
 
 
 def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
-    """Return the rows of new decisions, without those that a client deleted while they waited to be written."""
+    """Return the new decisions without the already deleted ones. A client may delete before the write."""
     oldest = min((row.at for row in rows), default=0.0)
     query = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ?"
     deletions = transaction.execute(query, (oldest,)).fetchall() if rows else []
@@ -376,9 +350,6 @@ def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list
 
 
 def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
-    """Return whether a deletion, by id or by the hash of a question (`deleted_key`), applies to a new decision.
-
-    It applies only to requests from before it. Without an owner (None), it applies to all owners (API keys).
-    """
+    """Return whether a deletion applies to a new decision. Owner None means all API keys."""
     is_named = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
     return is_named and row.at <= deleted_at and owner in (None, row.owner)

@@ -38,9 +38,7 @@ ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
 
 
 class ServerMetrics:
-    """Prometheus metrics of the requests to one server.
-
-    They are in a registry of their own, so that several servers can run in one process, as in tests.
+    """Prometheus metrics of one server. A separate registry allows several servers in one process.
 
     Args:
         breakers: Circuit breakers whose states are reported.
@@ -84,7 +82,7 @@ class ServerMetrics:
         return Histogram(f"knowgate_{name}", description, labels, buckets=DURATION_BUCKETS, registry=self.registry)
 
     def add_request(self, route: str, status: int, seconds: float, trace: RequestTrace) -> None:
-        """Count a request, with its HTTP status, the seconds until its response, and its decision if there is one."""
+        """Count a request and its decision. `seconds` is the time until the response."""
         self.requests.labels(route, str(status)).inc()
         self.duration.labels(route).observe(seconds)
         for stage, milliseconds in trace.milliseconds.items():
@@ -126,7 +124,7 @@ class ServerMetrics:
         return generate_latest(registry)
 
     def close(self) -> None:
-        """Remove the gauges of this worker when it ends. Its counters stay part of the sums over all workers."""
+        """Remove the gauges of this worker. Its counters stay in the sums over all workers."""
         if _has_several_workers():
             mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
 
@@ -143,7 +141,7 @@ class LearningCollector(Collector):
         self.learner = learner
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield the gauges in ARM_GAUGES for each arm (gate) of the A/B test, and the number of audits by result."""
+        """Yield the gauges of each gate (arm) in the A/B test, and audits by result."""
         auditor = self.learner.auditor
         for name, (description, get_value) in ARM_GAUGES.items():
             gauge = GaugeMetricFamily(f"knowgate_{name}", description, labels=["arm"])

@@ -50,7 +50,7 @@ SELECT_OTHER_SNAPSHOTS = "SELECT record FROM figures WHERE worker <> ? AND (serv
 
 
 class DecisionTotals(BaseModel):
-    """Sums over all requests with a decision, or over those of one arm of an A/B test.
+    """Sums over requests with a decision, for all gates or one arm (gate).
 
     Attributes:
         decided: Number of decisions.
@@ -75,10 +75,7 @@ class DecisionTotals(BaseModel):
     extra_calls: int = 0
 
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
-        """Add a request with a decision to the sums.
-
-        A draft is an answer without passages, which the gate may read before it decides. If the gate decides to
-        retrieve, the draft is discarded. Its time, its tokens and its LLM call are then added as extra cost.
+        """Add a request with a decision to the sums. A discarded draft (answer without passages) is extra cost.
 
         Args:
             trace: Record of the request.
@@ -109,10 +106,9 @@ class DecisionTotals(BaseModel):
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
-        """Return the counts of requests, and an estimate of what was saved compared with always retrieving.
+        """Return the counts, and the estimated savings compared with always retrieving.
 
-        Each request that skipped retrieval saved the mean cost of a retrieval. The cost of discarded drafts is
-        subtracted, because always retrieving needs no drafts.
+        Discarded drafts reduce the savings.
 
         Returns:
             The counts, and the object `saved`. It has the saved searches (`retrievals`), tokens, seconds and money.
@@ -234,10 +230,7 @@ def _add_lists(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
-    """Return the number of durations, and their median, 95th and 99th percentile.
-
-    Example: [1.0, 2.0, 9.0] -> {"n": 3, "p50": 2.0, "p95": 9.0, "p99": 9.0}
-    """
+    """Return the number of durations, and three percentiles. Example: [1.0, 2.0, 9.0] has "p50": 2.0."""
     ordered = sorted(milliseconds)
     count = len(ordered)
     percentiles = {f"p{percent}": round(ordered[count * percent // 100], 3) for percent in (50, 95, 99)}
@@ -245,11 +238,9 @@ def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
 
 
 class SnapshotExchange:
-    """Exchanges statistics between server processes, through a table.
+    """Exchange of statistics between server processes through a table.
 
-    The table is in the decision log, which can be shared by several machines. Without a decision log, the workers of one
-    server use a temporary file, which is named by an environment variable. If there is no such file either, nothing is
-    exchanged. Errors are logged and otherwise ignored.
+    The table is in the decision log, or in a temporary file.
 
     Args:
         serialize: Function that returns the statistics of this process as JSON.
@@ -267,7 +258,7 @@ class SnapshotExchange:
         self._write_task: asyncio.Task[None] | None = None
 
     def schedule_write(self) -> None:
-        """Schedule a write of the statistics in WRITE_DELAY_SECONDS, unless an earlier one is already scheduled."""
+        """Schedule a write of the statistics in WRITE_DELAY_SECONDS. An earlier scheduled write stays."""
         if self._log is None:
             return
         latest = asyncio.get_running_loop().time() + WRITE_DELAY_SECONDS
@@ -283,13 +274,13 @@ class SnapshotExchange:
     def _start_write(self) -> None:
         """Write the statistics in the background, and schedule the next write.
 
-        Regular writes show other processes that this one is alive.
+        Writes show that this process is alive.
         """
         self._write_task = asyncio.get_running_loop().create_task(self._write())
         self._set_timer(HEARTBEAT_SECONDS)
 
     async def _write(self) -> None:
-        """Write the statistics of this process, and delete those of processes that ended more than a day ago."""
+        """Write the statistics of this process. Delete rows not updated for a day."""
         now = time.time()
         row = [self._worker_id, self._server_id, now, self._serialize()]
         deletion = ("DELETE FROM figures WHERE at < ?", [now - MAX_SNAPSHOT_AGE_SECONDS])
@@ -298,7 +289,7 @@ class SnapshotExchange:
                 await self._log.execute((UPSERT_SNAPSHOT, row), deletion)
 
     async def read_others(self) -> list[str]:
-        """Return the statistics of other server processes as JSON, or an empty list if they cannot be read."""
+        """Return the statistics of other server processes as JSON, or [] after a failure."""
         if self._log is None:
             return []
         values = [self._worker_id, self._server_id, time.time() - WORKER_TIMEOUT_SECONDS]
@@ -332,7 +323,7 @@ class RecentDecisions:
     def append(
         self, record: Mapping[str, Any], question: str | None, owner: str = "", source_questions: Sequence[str] = ()
     ) -> None:
-        """Add a decision on a request of this owner (API key), and drop the oldest one if there are too many."""
+        """Add a decision. Drop the oldest one of too many. `owner` is the API key."""
         texts = {"question": question, "source_questions": source_questions, "owner": owner}
         self._rows[record["id"]] = {**record, "at": time.time(), **(texts if self.stores_texts else {})}
         if len(self._rows) > MAX_RECENT_DECISIONS:
@@ -357,7 +348,7 @@ class RecentDecisions:
         return self._rows.get(id)
 
     async def find_ids(self, question: str, owner: str | None) -> list[str]:
-        """Return the ids of all decisions on a question, of the given owner (API key), or of all owners if it is None."""
+        """Return the ids of all decisions on a question. Owner None means all API keys."""
         rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
         key = question_key(question)
 

@@ -110,7 +110,7 @@ class RequestSpans:
         return attributes
 
     def close(self) -> None:
-        """Send the remaining spans. Those that the collector has not received within a few seconds are dropped."""
+        """Send the remaining spans. After a few seconds, unsent spans are dropped."""
         # The SDK itself would wait for 30 seconds, and has no option for this time.
         shutdown = threading.Thread(target=self._provider.shutdown, daemon=True)
         shutdown.start()
@@ -127,7 +127,7 @@ def _name_span(stage: StageTiming, trace: RequestTrace) -> str:
 
 
 def _describe_decision(trace: RequestTrace) -> dict[str, Any]:
-    """Return the OpenTelemetry attributes of a request and, if there is one, of its decision."""
+    """Return the OpenTelemetry attributes of a request and its decision."""
     attributes = {"knowgate.id": trace.id, "knowgate.way": trace.way, "knowgate.degraded": trace.degraded}
     if trace.decision is None:
         return attributes

@@ -30,10 +30,7 @@ class TokenUsage:
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
 
     def add_to(self, reply: dict[str, Any]) -> None:
-        """Add these tokens to the field `usage` of a reply or of a chunk of a stream, if it has one.
-
-        /chat/completions and /responses name the fields differently. Chunks of /responses have them in `response`.
-        """
+        """Add these tokens to the field `usage` of a reply. Field names differ between chats and responses."""
         response = reply.get("response")
         usage = (response if isinstance(response, dict) else reply).get("usage")
         if not isinstance(usage, dict):
@@ -131,24 +128,20 @@ class RequestTrace:
     start: float = field(default_factory=time.perf_counter)
 
     def set_question(self, question: Question) -> None:
-        """Store the question that is decided on.
-
-        A follow-up does not label a question in the history, because its text may repeat earlier questions. Entries of
-        the history are found by their whole text, so a client could not delete an earlier question from it.
-        """
+        """Store the question to decide on. A follow-up, made from several messages, gives no label."""
         self.question = question.text
         if "asked" in question.meta:
             self.source_questions = (question.meta["asked"], *question.meta["earlier"])
             self.shares_labels = False
 
     def note_nothing_found(self) -> None:
-        """Note on the decision that the search returned no passages, unless it failed."""
+        """Add a note to the decision: the search worked but found nothing."""
         if self.decision is not None and "retriever" not in self.degraded:
             self.decision = replace(self.decision, notes=(*self.decision.notes, DecisionNote.NOTHING_FOUND))
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Measure how long the body of the `with` statement takes, and add it as a stage of the request."""
+        """Measure the duration of the `with` body as a stage of the request."""
         start = time.perf_counter()
         try:
             yield
@@ -156,10 +149,7 @@ class RequestTrace:
             self.add_time(stage, time.perf_counter() - start, start)
 
     def add_time(self, stage: str, seconds: float, start: float | None = None) -> None:
-        """Record how long a stage of the request took.
-
-        Two stages with the same name that follow each other become one. An example is "answer": first the headers of a
-        response arrive, and then its body.
+        """Record the duration of a stage. Two successive stages with the same name become one.
 
         Args:
             stage: Name of the stage, such as "gate" or "retrieve".
@@ -175,10 +165,7 @@ class RequestTrace:
         self.milliseconds[stage] = round(self.milliseconds.get(stage, 0.0) + 1000 * seconds, 3)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the `knowgate` object of a response, which reports how the request was processed so far.
-
-        `RequestReport` describes the fields.
-        """
+        """Return the `knowgate` object of a response: how the request was processed."""
         report = {
             "id": self.id,
             "way": self.way,
@@ -196,7 +183,7 @@ class RequestTrace:
         return {name: value for name, value in report.items() if value or name not in OPTIONAL_FIELDS}
 
     def _choice_json(self) -> dict[str, Any]:
-        """Return the fields of `to_json` about the arbiter, which picks one of the answers without and with passages.
+        """Return the fields of `to_json` about the arbiter (it picks one of two answers).
 
         Returns:
             The field `choice`, which says which answer it picked and why. If it could not compare them, the field
@@ -209,7 +196,7 @@ class RequestTrace:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The `x-knowgate-*` response headers, without those that would be empty."""
+        """The `x-knowgate-*` headers of the response, without empty ones."""
         values = {"id": self.id, "way": self.way, "degraded": "; ".join(self.degraded), "reason": self.ungated_reason}
         values |= {"arm": self.arm, "mode": self.mode}
         if self.decision is not None:
@@ -226,10 +213,7 @@ class RequestTrace:
 
 
 def _to_header_value(text: str) -> str:
-    """Shorten a text for a header, and replace characters other than printable ASCII by question marks.
-
-    Line breaks in a header would allow an attacker to inject other headers.
-    """
+    """Shorten a text for a header, and replace unusual characters by "?". Line breaks could inject other headers."""
     text = text[:MAX_HEADER_CHARS]
     if text.isascii() and text.isprintable():
         return text
@@ -237,11 +221,7 @@ def _to_header_value(text: str) -> str:
 
 
 def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
-    """Count the tokens of all prompts and answers of a request, including an answer that was not sent.
-
-    The LLM may have answered twice: first without passages (the draft) and then with them. If the model has no
-    tokenizer, the tokens of the prompts are estimated.
-    """
+    """Count the tokens of all prompts and answers. The draft (answer without passages) counts even when discarded."""
     prompts = []
     if answer.passages:
         prompts.append(rag.prompts.open(answer.question, answer.passages))

@@ -49,9 +49,9 @@ class StaleConnectionError(aiohttp.ServerDisconnectedError):
 
 
 class UpstreamConnection(ResponseHandler):
-    """A connection to the upstream, which counts its requests and the bytes of a response.
+    """Connection to the upstream with counts of requests and bytes.
 
-    It is closed if the upstream sends too much besides the body, such as endless chunk extensions or trailers.
+    Too many bytes besides the body close the connection.
     """
 
     request_count = 0
@@ -64,7 +64,7 @@ class UpstreamConnection(ResponseHandler):
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes of a response, and close the connection if too few of them belong to the body."""
+        """Process bytes of a response. Close the connection after too many bytes besides the body."""
         self.byte_count += len(data)
         super().data_received(data)
         body_bytes = 0 if self._payload is None else self._payload.total_bytes
@@ -74,13 +74,10 @@ class UpstreamConnection(ResponseHandler):
 
 
 class LimitedResponse(aiohttp.ClientResponse):
-    """A response of the upstream with a limit on interim responses (status 1xx), of which aiohttp skips any number."""
+    """Response of the upstream with a limit on interim responses (status 1xx). aiohttp has no such limit."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        """Wait for the headers of the final response, and raise an error if too many interim responses come before it.
-
-        aiohttp calls `protocol.read` for each interim response (status 1xx) and for the final one. While it waits,
-        `read_limited` takes the place of `protocol.read`, and counts these calls.
+        """Wait for the headers of the final response. Raise an error after too many interim responses.
 
         Raises:
             StaleConnectionError: The upstream closed an idle connection, maybe before it got this request.
@@ -110,9 +107,7 @@ class LimitedResponse(aiohttp.ClientResponse):
 
 
 class UpstreamClient:
-    """Sends requests to the upstream, which is the OpenAI-compatible server of the LLM.
-
-    The pool of connections is opened at the first request.
+    """Client of the upstream, the OpenAI-compatible server with the LLM.
 
     Args:
         url: URL of the upstream, ending in /v1. It may hold a user name and a password.
@@ -169,7 +164,7 @@ class UpstreamClient:
     async def send(
         self, method: str, path: str, content: bytes | None, headers: Headers, *, uses_breaker: bool = True
     ) -> aiohttp.ClientResponse:
-        """Send a request and return the response as soon as its headers arrive. The caller must close it.
+        """Send a request, and return the response with its headers. The caller must close the response.
 
         Args:
             method: HTTP method.
@@ -201,10 +196,7 @@ class UpstreamClient:
         return response
 
     async def _request(self, method: str, path: str, content: bytes | None, headers: Headers) -> aiohttp.ClientResponse:
-        """Send a request, without time limit and circuit breaker.
-
-        If the upstream closes an idle connection while the request is sent, it is sent once more, on a new connection.
-        """
+        """Send a request. Send it again on a new connection, if the old one was stale."""
         url = f"{self.url}{path}"
         options: dict[str, Any] = {"data": content, "headers": self._build_headers(headers), "allow_redirects": False}
         try:
@@ -215,10 +207,7 @@ class UpstreamClient:
     # --- the circuit breaker ----------------------------------------------------------------------
 
     async def _check_breaker(self, headers: Headers) -> None:
-        """Raise an error while the circuit breaker is open, because the upstream failed repeatedly.
-
-        If the breaker is half-open, which means that the upstream may be tried again, a probe is sent first. All
-        requests wait for the same probe.
+        """Raise an error while the circuit breaker is open. In the half-open state, a probe decides first.
 
         Raises:
             ApiError: 503 if the circuit breaker is open, or if the probe failed.
@@ -233,7 +222,7 @@ class UpstreamClient:
             raise ApiError(503, message, "upstream_down", {"retry-after": seconds})
 
     async def _run_probe(self, headers: Headers) -> None:
-        """Ask the upstream for its models, and close the circuit breaker if it responds. Otherwise open it again."""
+        """Ask the upstream for its models. A reply closes the circuit breaker, a failure opens it."""
         try:
             async with asyncio.timeout(min(PROBE_SECONDS, self._first_byte_timeout)):
                 with suppress(InvalidResponse):  # the upstream works, even if its response is too large
@@ -247,11 +236,7 @@ class UpstreamClient:
         self.breaker.record_success()
 
     def record_body_error(self, error: BaseException, response: aiohttp.ClientResponse) -> ApiError:
-        """Return the error to send to the client if the body of the upstream's response cannot be read.
-
-        A timeout also counts as a failure for the circuit breaker, which opens if the upstream repeatedly sends headers
-        and then nothing.
-        """
+        """Return the client's error for an unreadable response body. Timeouts also count for the circuit breaker."""
         if isinstance(error, TimeoutError):
             self.breaker.record_failure(self._start_times.get(response))
         return make_connection_error(error)
@@ -259,7 +244,7 @@ class UpstreamClient:
     # --- requests ---------------------------------------------------------------------------------
 
     def _build_headers(self, client_headers: Headers) -> dict[str, str]:
-        """Return the headers of a request to the upstream, with the API key of the environment or of the client."""
+        """Return the headers for the upstream. The API key comes from this server or the client."""
         headers = {name: client_headers[name] for name in FORWARDED_REQUEST_HEADERS if name in client_headers}
         headers["Content-Type"] = "application/json"
         headers["Accept-Encoding"] = "identity"  # without compression, streams can be forwarded as they are
@@ -271,17 +256,17 @@ class UpstreamClient:
         return headers
 
     def _get_login(self) -> str:
-        """Return the header with which this server logs in to the upstream, or "" if it has no login of its own."""
+        """Return this server's login header for the upstream. "" means no own login."""
         key, _ = find_api_key()
         return self._login or (f"Bearer {key}" if key else "")
 
     def redact_login(self, content: bytes) -> bytes:
-        """Replace the password or API key of this server in a response by ***. Some servers repeat it in their errors."""
+        """Replace the login of this server in a response by ***. Some servers repeat it in errors."""
         _, _, secret = self._get_login().partition(" ")  # such as "Bearer SECRET"
         return content.replace(secret.encode(), b"***") if secret else content
 
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
-        """Return the models that the upstream lists, or an empty list if it has no valid list of models."""
+        """Return the models of the upstream, or [] without a valid list."""
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         try:
             content = await read_content(response)
@@ -295,7 +280,7 @@ class UpstreamClient:
         return [model for model in models if isinstance(model, dict)]
 
     async def get_default_model(self, headers: Headers) -> str:
-        """Return the name of the first model that the upstream lists. It is cached.
+        """Return the first model in the list of the upstream. The name is cached.
 
         Raises:
             ApiError: 404 if the upstream lists no models.
@@ -310,10 +295,7 @@ class UpstreamClient:
 
 
 def _find_proxy(url: str) -> dict[str, Any]:
-    """Return the proxy settings of the environment for a URL, as arguments of `aiohttp.ClientSession`.
-
-    The option `trust_env` of aiohttp does the same, but it starts two threads for each request, which is slow.
-    """
+    """Return the proxy settings of the environment for a URL. The `trust_env` of aiohttp is slower."""
     parts = urlsplit(url)
     proxy_url = getproxies().get(parts.scheme)
     if not proxy_url or proxy_bypass(parts.hostname or ""):
@@ -324,7 +306,7 @@ def _find_proxy(url: str) -> dict[str, Any]:
 
 
 def build_response_headers(response: aiohttp.ClientResponse, added: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a response to the client: some of the upstream's response, and those in `added`."""
+    """Return the headers for the client: some of the upstream, and `added`."""
     headers = {}
     for name in FORWARDED_RESPONSE_HEADERS:
         value = response.headers.get(name, "")
@@ -334,10 +316,7 @@ def build_response_headers(response: aiohttp.ClientResponse, added: Mapping[str,
 
 
 def make_connection_error(error: BaseException) -> ApiError:
-    """Convert an error of the upstream to an error response.
-
-    The status is 504 if a response is late, and 502 for all other errors, also if no connection was made in time.
-    """
+    """Convert an error of the upstream to an error response. 504 means a late response."""
     if isinstance(error, InvalidResponse):
         return ApiError(502, f"the response of the upstream cannot be used: {error}.", "upstream_invalid")
     if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -353,10 +332,7 @@ async def forward_stream(
     first_lines: list[bytes],
     remaining_lines: AsyncGenerator[bytes, None],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream of the upstream.
-
-    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream ends the stream
-    before the answer is complete, an error follows. The last event is [DONE].
+    """Yield the events of a stream of the upstream. A cut answer gets an error event at the end.
 
     Args:
         upstream: The upstream.

@@ -41,7 +41,7 @@ STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to t
 
 @dataclass
 class UpstreamDraft:
-    """An answer of the upstream that was read completely or, if it is streamed, in part.
+    """Answer of the upstream, read completely or in part. Only a stream can be read in part.
 
     Attributes:
         response: The HTTP response.
@@ -67,16 +67,13 @@ class UpstreamDraft:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole answer has been read, so that it can be compared with another answer and sent later."""
+        """Whether the whole answer has been read. Only then can the answer be compared."""
         if self.remaining_lines is None:
             return True
         return self.has_ended and self.completion is not None and self.completion.finished
 
     async def read_to_end(self) -> None:
-        """Read the rest of a stream whose answer has ended, such as the usage and the [DONE] event.
-
-        If that fails or takes too long, the answer counts as incomplete (`has_ended` becomes false) and cannot be used.
-        """
+        """Read the rest of a stream after its answer, such as [DONE]. A failure makes the answer unusable."""
         assert self.remaining_lines is not None
         try:
             async with asyncio.timeout(STREAM_END_TIMEOUT):
@@ -85,7 +82,7 @@ class UpstreamDraft:
             self.has_ended, self.completion = False, None
 
     def get_client_content(self) -> bytes:
-        """Return the body of a response that is not streamed, without log-probabilities that must be hidden."""
+        """Return the body of the response for the client, without hidden log-probabilities."""
         if not self.hides_logprobs or self.body is None:
             return self.content
         remove_logprobs(self.body)
@@ -98,9 +95,7 @@ def arbiter_makes_drafts(rag: AdaptiveRAG) -> bool:
 
 
 def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:
-    """Return the body of a request for an answer that a gate or an arbiter reads.
-
-    It is the client's own request body, with the option for log-probabilities if the reader needs them.
+    """Return the request body for a draft. Ask for log-probabilities only if the reader needs them.
 
     Args:
         request: Body of the client's request.
@@ -114,10 +109,7 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
-    """Read an answer that is not streamed.
-
-    If the body is not a valid completion, the field `completion` of the result is None.
-    """
+    """Read an answer that is not streamed. `completion` stays None for an invalid body."""
     content = await response_body.read_content(response)
     draft = UpstreamDraft(response, content=content)
     try:
@@ -133,10 +125,7 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
 
 
 async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
-    """Read the beginning of a streamed answer: `count` tokens, or fewer if it ends before.
-
-    Only log-probabilities show which tokens there are. Without them, each piece of text counts as a token.
-    """
+    """Read the first `count` tokens of a streamed answer. Without log-probabilities, pieces of text count as tokens."""
     piece_count = 0  # number of pieces of text that are not empty
 
     def is_enough(answer: StreamedResponse) -> bool:
@@ -152,14 +141,11 @@ async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> Ups
 
 
 async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
-    """Read a streamed answer until `is_enough` returns true for the text so far, or until it ends."""
+    """Read a streamed answer until `is_enough` accepts the text so far."""
     next_check = 0  # number of pieces of text at which `is_enough` is called next
 
     def is_done(answer: StreamedResponse) -> bool:
-        """Return whether `is_enough` is true for the text so far. Called after each piece of text.
-
-        The check reads the whole text, so a long answer is checked more rarely, and not after each piece.
-        """
+        """Return whether `is_enough` accepts the text so far. Long texts are checked more rarely, to save time."""
         nonlocal next_check
         piece_count = len(answer.texts)
         if piece_count < next_check:
@@ -173,11 +159,7 @@ async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str]
 async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
-    """Read the beginning of a streamed answer, and return it with the rest of the stream.
-
-    Reading stops if `is_enough` returns true for what was read, if the answer ends, or after a tool call or an invalid
-    chunk. In the last two cases, `completion` stays None, so the answer can be forwarded, but not read by a gate.
-    """
+    """Read the beginning of a streamed answer, until `is_enough`. After a tool call, `completion` stays None."""
     remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES))
     draft = UpstreamDraft(response, remaining_lines=remaining_lines)
     answer = StreamedResponse()
@@ -210,7 +192,7 @@ async def _read_stream(
 
 
 def _calls_tool(chunk: dict[str, Any]) -> bool:
-    """Return whether the first choice in a chunk of a stream contains a tool call. The chunk may be malformed."""
+    """Return whether a chunk of a stream contains a tool call. The chunk may be malformed."""
     choices = chunk.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return False
@@ -225,11 +207,7 @@ CURRENT_DRAFT: ContextVar[Completion | None] = ContextVar("the upstream's answer
 
 @contextmanager
 def use_draft(draft: Completion | None) -> Iterator[None]:
-    """Context manager in which gates read this draft, the beginning of an answer that the upstream generated.
-
-    Gates usually let the LLM generate a draft. On this server, `UpstreamDraftModel` takes the place of the LLM, and
-    returns the draft that is set here.
-    """
+    """Let gates read this draft within the `with` body. `UpstreamDraftModel` returns the draft to them."""
     token = CURRENT_DRAFT.set(draft)
     try:
         yield
@@ -238,11 +216,7 @@ def use_draft(draft: Completion | None) -> Iterator[None]:
 
 
 class UpstreamDraftModel(Backend):
-    """Stands for the LLM of the upstream in the pipeline of the gate.
-
-    Gates read signals, such as an answer and its log-probabilities, from a model. This model returns the draft that the
-    server has already requested (`use_draft`). It calls the upstream itself only to find out whether it returns
-    log-probabilities.
+    """Stand-in for the LLM of the upstream. Gates get the draft that the server has already requested.
 
     Args:
         url: URL of the upstream. It is part of the fingerprint, which shows whether a gate was fitted on this LLM.
@@ -268,10 +242,7 @@ class UpstreamDraftModel(Backend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Identifies the LLM of the upstream. It shows whether a gate was fitted on the same LLM.
-
-        Gates are fitted on the LLM as the model `openai:MODEL@URL`, so this is the fingerprint of that model.
-        """
+        """Identifier of the upstream's LLM. A gate fitted on `openai:MODEL@URL` has the same one."""
         if self._model is None:
             return UNNAMED_FINGERPRINT
         with closing(OpenAIModel(self._model, self._url)) as model:
@@ -279,7 +250,7 @@ class UpstreamDraftModel(Backend):
 
     @functools.cached_property
     def offers(self) -> frozenset[Signal]:
-        """The signals of the LLM that gates can read: drafts and, if the upstream may return them, log-probabilities."""
+        """Signals of the LLM for gates: drafts, and log-probabilities unless known to be missing."""
         is_text_only = self._asks_upstream and self.returns_logprobs is False
         return frozenset({Signal.DRAFT} if is_text_only else {Signal.DRAFT, Signal.LOGPROBS})
 
@@ -313,10 +284,9 @@ class UpstreamDraftModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return empty completions, so that no call to the upstream is needed.
+        """Return empty texts, without calling the upstream.
 
-        The pipeline calls this method to rewrite a follow-up question. If it gets an empty text, it joins the question
-        with the earlier ones instead.
+        The pipeline then joins a follow-up with earlier questions.
         """
         return [[Completion("")] for _ in prompts]
 
@@ -326,10 +296,7 @@ class UpstreamDraftModel(Backend):
 
 
 async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
-    """Return the number of tokens of an answer that the client does not get, and of its prompt.
-
-    An example is the draft of a question that is then answered with passages. If the upstream has not reported the tokens,
-    as for a stream that was canceled, they are estimated.
+    """Return the token counts of a discarded answer and its prompt. Missing counts are estimated.
 
     Args:
         draft: The answer.
@@ -348,10 +315,7 @@ async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> Tok
 
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
-    """Return the token counts (`usage`) that the upstream reported for an answer, or {} if it reported none.
-
-    If several chunks of a stream have token counts, the last one has the sum over the whole answer.
-    """
+    """Return the token counts reported by the upstream, or {}. The last chunk of a stream has the sum."""
     chunks = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
     chunks.append(draft.body)
     usages = [chunk["usage"] for chunk in chunks if chunk is not None and isinstance(chunk.get("usage"), dict)]
@@ -359,10 +323,9 @@ def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
 
 
 def annotate_body(content: bytes, trace: RequestTrace) -> bytes:
-    """Add the field `knowgate`, which reports how the request was processed, at the end of a JSON object.
+    """Add the report `knowgate` at the end of a JSON object.
 
-    Example: b'{"id": 1}' -> b'{"id": 1,"knowgate":{...}}'. All other bytes stay the same, with two exceptions: NaN becomes
-    null, and the tokens of further LLM calls are added to the usage.
+    Example: b'{"id": 1}' becomes b'{"id": 1,"knowgate":{...}}'.
     """
     content = replace_non_finite(content)
     if trace.extra_usage != TokenUsage():
@@ -374,7 +337,7 @@ def annotate_body(content: bytes, trace: RequestTrace) -> bytes:
 
 
 def _add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
-    """Add the tokens of other calls to the field `usage` of a JSON body. A body that is no JSON object stays as it is."""
+    """Add the tokens of other calls to `usage` in a JSON body. Invalid bodies stay unchanged."""
     try:
         body = response_body.parse_upstream_json(content)
     except InvalidResponse:

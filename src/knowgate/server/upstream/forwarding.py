@@ -84,7 +84,7 @@ class ForwardedRequest:
 
 
 class UpstreamForwarder:
-    """Answers requests with the upstream LLM server, with passages if the gate decides that they are needed."""
+    """Forwarder of requests to the upstream LLM server. The gate decides whether passages are added."""
 
     def __init__(self, upstream: UpstreamClient, gate_service: GateService, options: ServeOptions):
         self.upstream = upstream
@@ -92,7 +92,7 @@ class UpstreamForwarder:
         self.options = options
 
     async def chat(self, request: ForwardedRequest) -> Response:
-        """Answer a chat request. If it does not end with a plain question, it is forwarded without a decision."""
+        """Answer a chat request. A chat without a plain question is forwarded without a decision."""
         messages = parse_request(ChatRequest, request.body).messages
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
@@ -103,11 +103,7 @@ class UpstreamForwarder:
         return await self._answer_question(request, rag, question)
 
     async def set_model(self, request: ForwardedRequest) -> None:
-        """Prepare a request for the upstream, and store the name of the LLM in the trace.
-
-        The field `knowgate` is removed. The model names knowgate and knowgate/GATE are replaced by a model of the
-        upstream.
-        """
+        """Prepare a request for the upstream: remove `knowgate`, and replace model names such as knowgate/always."""
         if "knowgate" in request.body:
             request.changed_body = {name: value for name, value in request.body.items() if name != "knowgate"}
         if is_knowgate_model(request.body.get("model")):
@@ -116,21 +112,14 @@ class UpstreamForwarder:
         request.trace.model_name = str(request.upstream_body.get("model", ""))[:200]
 
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        """Decide whether to retrieve, and answer the question with or without passages.
-
-        1. A rule decides if one matches, or else the gate, if it reads only the question.
-        2. A draft (an answer without passages) is requested if the gate needs it to decide, or if retrieval is decided and
-           an arbiter will choose between the draft and the answer with passages. If retrieval is decided, or the option
-           `way` is "race", the search runs meanwhile.
-        3. If the gate skips retrieval, the draft is sent. Otherwise the question is answered with passages.
-        """
+        """Decide whether to retrieve, and answer with or without passages. A draft is an answer without passages."""
         trace = request.trace
         search: BackgroundSearch | None = None
         trace.set_question(question)
         trace.way = "question"
         if await self._decide_without_draft(rag, question, trace):
             trace.way = "race" if self.options.way == "race" else "draft"
-            if trace.way == "race" or trace.decision is not None:
+            if trace.way == "race" or trace.decision is not None:  # search while the upstream generates the draft
                 search = BackgroundSearch(self.gate_service, rag, question)
             needs_passages = False
             try:
@@ -149,11 +138,7 @@ class UpstreamForwarder:
     # --- the draft --------------------------------------------------------------------------------
 
     async def _decide_without_draft(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> bool:
-        """Decide by a rule or by a gate that reads only the question, and return whether a draft is needed next.
-
-        The decision is stored in the trace. It stays None if the gate needs a draft to decide. If an arbiter will choose
-        between the draft and the answer with passages, a draft is needed although retrieval is already decided.
-        """
+        """Decide by a rule or by the question alone. Return whether a draft (answer without passages) is needed."""
         trace.decision = self.gate_service.apply_rules(rag, question)
         if trace.decision is not None:
             return False
@@ -169,9 +154,7 @@ class UpstreamForwarder:
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Request a draft (an answer without passages), and send it unless the gate decides to retrieve.
-
-        If retrieval is already decided, the draft is only for the arbiter, which will choose between two answers.
+        """Request a draft (answer without passages). Send the draft unless the gate decides to retrieve.
 
         Returns:
             The response: the draft if the gate skips retrieval or the LLM called a tool, or an error of the upstream.
@@ -201,11 +184,7 @@ class UpstreamForwarder:
     async def _handle_refused_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, reader: Gate | Arbiter, response: aiohttp.ClientResponse
     ) -> Response | None:
-        """Forward the error with which the upstream answered the request for a draft.
-
-        The upstream may have refused only the log-probabilities that `reader`, the gate or arbiter, needs. Then the
-        decision is to retrieve, and None is returned.
-        """
+        """Forward the upstream's error for a draft. Return None if only log-probabilities were refused."""
         adds_logprobs = drafts.build_draft_request(request.upstream_body, reader) != request.upstream_body
         if not adds_logprobs or response.status not in LOGPROBS_REFUSAL_STATUSES:
             return await forward_response(self.upstream, response, request.trace)
@@ -219,7 +198,7 @@ class UpstreamForwarder:
     async def _answer_with_search(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question, search: BackgroundSearch
     ) -> Response:
-        """Wait for the passages, and answer the question with them, or without any if the search returns none."""
+        """Wait for the passages, and answer with them. After an empty search, answer without passages."""
         try:
             request.trace.passages = await search.get_passages(request.trace)
         except BaseException:
@@ -233,7 +212,7 @@ class UpstreamForwarder:
         return await self._answer_with_passages(request, rag, question)
 
     async def _answer_without_passages(self, request: ForwardedRequest) -> Response:
-        """Answer a request whose search returned nothing, with its draft if there is one."""
+        """Answer after an empty search, with the draft if possible."""
         request.trace.note_nothing_found()
         if request.draft is not None and request.draft.completion is not None:
             return await _make_draft_response(self.upstream, request.draft, request)
@@ -241,10 +220,7 @@ class UpstreamForwarder:
         return await self.forward(request)
 
     async def _answer_with_passages(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        """Answer the request with its passages.
-
-        If there is an arbiter and a complete draft, the arbiter chooses between the draft and the new answer.
-        """
+        """Answer the request with its passages. The arbiter (it picks an answer) needs a complete draft."""
         self.insert_passages(request, request.trace.passages)
         if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
@@ -256,11 +232,7 @@ class UpstreamForwarder:
     async def _answer_with_arbiter(
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
     ) -> Response:
-        """Request the answer with passages, and send either this answer or the draft, as the arbiter chooses.
-
-        The arbiter compares complete answers. If the beginning of a streamed answer is already enough for the arbiter to
-        prefer it, the answer is sent without waiting for its end.
-        """
+        """Request the answer with passages. Send this answer or the draft, by choice of the arbiter."""
         read_stream = partial(drafts.read_until, is_enough=arbiter.accepts_beginning)
         answer = await self.request_answer(request, arbiter, "answer", read_stream)
         if not isinstance(answer, UpstreamDraft):
@@ -276,10 +248,7 @@ class UpstreamForwarder:
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
     ) -> UpstreamDraft:
-        """Return the draft or the answer with passages, as the arbiter chooses.
-
-        If the arbiter fails, or one of the answers cannot be compared, the answer with passages is returned.
-        """
+        """Return the arbiter's choice: the draft or the answer with passages. After a failure, return the latter."""
         if draft.completion is None or answer.completion is None or answer.calls_tool:
             return answer
         pair = AnswerPair(question, draft.completion, answer.completion, trace.passages)
@@ -300,7 +269,7 @@ class UpstreamForwarder:
         stage: str,
         read_stream: Callable[[aiohttp.ClientResponse], Awaitable[UpstreamDraft]] = drafts.read_draft,
     ) -> UpstreamDraft | aiohttp.ClientResponse:
-        """Request an answer from the upstream, with the signals that a gate or arbiter reads.
+        """Request an answer from the upstream, with the signals for the gate or arbiter.
 
         Args:
             request: The client's request.
@@ -337,7 +306,7 @@ class UpstreamForwarder:
         return answer
 
     def insert_passages(self, request: ForwardedRequest, passages: Sequence[Passage], path: str = CHAT_PATH) -> None:
-        """Insert passages into the body of a request that will be forwarded to this path."""
+        """Insert passages into the request body. `path` is the API path."""
         insert = REQUEST_FORMATS[path].insert_passages
         request.changed_body = insert(request.upstream_body, passages, self.options.place, cites=self.options.cite)
 
@@ -350,10 +319,7 @@ class UpstreamForwarder:
         return _make_stream_response(self.upstream, response, request, streaming.StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
-        """Forward a request for which nothing is decided, such as one for embeddings.
-
-        The response body stays unchanged; the id of the request is in its headers.
-        """
+        """Forward a request without a decision, such as one for embeddings. The response body stays unchanged."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type == EVENT_STREAM:
@@ -364,10 +330,7 @@ class UpstreamForwarder:
 async def forward_response(
     upstream: UpstreamClient, response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
 ) -> Response:
-    """Read a response of the upstream that is not streamed, and return it for the client, with the trace in its headers.
-
-    With `annotates_body`, the `knowgate` object is added to the body of a successful response. The login of this server
-    is removed from error messages.
+    """Return a response of the upstream to the client, with the trace in its headers. Not for streams.
 
     Raises:
         ApiError: The connection failed.
@@ -386,15 +349,13 @@ async def forward_response(
 
 
 def _close_draft(request: ForwardedRequest) -> None:
-    """Close the connection of a draft that is not sent, if there is one. The rest of the draft is not read."""
+    """Close the connection of an unused draft. The rest of the draft is not read."""
     if request.draft is not None:
         request.draft.response.close()
 
 
 async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Make the response to the client from an answer of the upstream.
-
-    A streamed answer may have been read only in part. Its remaining lines are forwarded as they arrive.
+    """Return an answer of the upstream as the response. Remaining lines of a stream are forwarded on arrival.
 
     Raises:
         ApiError: 502 if the draft is not a valid response.

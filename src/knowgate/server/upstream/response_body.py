@@ -47,7 +47,7 @@ async def iter_chunks(
 
 
 def _decompress(decompressor: Any, chunk: bytes) -> Iterator[bytes]:
-    """Decompress a chunk in pieces, so that its decompressed size is never in memory at once."""
+    """Decompress a chunk in pieces, to save memory."""
     try:
         while chunk:
             yield decompressor.decompress(chunk, PIECE_BYTES)
@@ -86,7 +86,7 @@ def parse_upstream_json(content: bytes) -> Any:
 
 
 async def run_for_size(byte_count: int, work: Callable[[], Result]) -> Result:
-    """Run a function, and do so in a thread if it processes a large text, so that other requests need not wait.
+    """Run a function, in a thread for large texts. Other requests need not wait then.
 
     Args:
         byte_count: Size of the text that the function parses or writes.
@@ -96,9 +96,7 @@ async def run_for_size(byte_count: int, work: Callable[[], Result]) -> Result:
 
 
 async def parse_completion(content: bytes) -> dict[str, Any]:
-    """Parse a response that must be a JSON object and whose `choices`, if there are any, must be a list.
-
-    A large response is parsed in a thread.
+    """Parse a completion: a JSON object. Its `choices`, if any, must be a list.
 
     Raises:
         InvalidResponse: The response has another format.

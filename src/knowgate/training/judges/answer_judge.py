@@ -57,10 +57,9 @@ def fit_answer_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fit the judge gate: fine-tune a model to predict whether the LLM's answer is right.
+    """Fit the judge gate: a fine-tuned model predicts whether the LLM's answer is right.
 
-    It needs nothing of the LLM but its answers, so the LLM may be behind an API. With a teacher, an already fitted judge,
-    it learns from the teacher's predictions, too (distillation).
+    A teacher (another judge) gives additional labels.
     """
     task = make_answer_task(examples, options, both=options.both)
     members = plan_answer_ensemble(examples, options, make_default_training(options, seed))
@@ -128,7 +127,7 @@ def make_judge_result(
     tokens: int,
     raw: Callable[[Sequence[int]], FloatArray],
 ) -> FitResult:
-    """Make the result of fitting a gate that decides by a judge, a model that predicts whether an answer is right.
+    """Make the fit result of a gate with a judge (it predicts whether answers are right).
 
     Args:
         gate: Name of the gate.
@@ -176,7 +175,7 @@ class AnswerEncoder:
         return encode_answers(self.task.gate, judge, questions, drafts, self.task.tokens)
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make a training example of each closed-book answer and, if `task.both` is set, of open-book answers."""
+        """Make a training example of each closed-book answer. `task.both` adds the open-book answers."""
         labels = make_hard_labels(self.examples) if self.task.labels is None else self.task.labels
         made = []
         for index, prompt in zip(indices, self.encode(judge, indices), strict=True):
@@ -186,9 +185,9 @@ class AnswerEncoder:
         return made
 
     def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make a training example of each graded open-book answer that differs from the closed-book answer.
+        """Make a training example of each graded answer with passages.
 
-        Open-book answers are given with passages, closed-book answers without.
+        Answers equal to the closed-book answer (without passages) are left out.
         """
         made = []
         for index in indices:
@@ -206,7 +205,7 @@ class AnswerEncoder:
 
 
 def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
-    """Return the hyperparameters of the options. Defaults depend on the base, which is a causal model or an encoder."""
+    """Return the hyperparameters of the options. Defaults differ between causal models and encoders."""
     base = options.base or ""
     is_encoder = is_encoder_spec(base)
     epochs = options.epochs
@@ -250,16 +249,15 @@ def make_answer_training(
 def plan_answer_ensemble(
     examples: Examples, options: AnswerJudgeFitOptions, training: JudgeTrainingOptions
 ) -> list[EnsembleMember]:
-    """Plan one training per seed, or one per fold of the questions, as the options say."""
+    """Plan one training per seed, or one per fold of the questions."""
     texts = [question.text for question in examples.questions]
     return plan_ensemble(examples.split, training, options.seeds, options.folds, texts)
 
 
 def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
-    """Define what a judge reads and learns: to tell from a question and the beginning of an answer if it is right.
+    """Define the task of a judge: whether an answer is right, from its beginning.
 
-    The judge reads at most `options.tokens` tokens of an answer, and no more than the recorded answers may have
-    (`max_tokens`). In use, the LLM writes answers of this length for the judge, so they are as long as in training.
+    `tokens` never exceeds the length of recorded answers.
 
     Args:
         examples: Questions with recorded and graded answers.
@@ -287,7 +285,7 @@ def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both
 
 
 def _check_bits(options: AnswerJudgeFitOptions) -> None:
-    """Raise BadSetting if `bits` is set but quantized weights cannot be used here."""
+    """Raise BadSetting if quantized weights (`bits`) cannot be used here."""
     if not options.bits:
         return
     if options.full or is_encoder_spec(options.base or ""):
@@ -301,7 +299,7 @@ def _check_bits(options: AnswerJudgeFitOptions) -> None:
 
 
 def describe_cost(fitted: FittedJudge, encode: PromptEncoder, n_rows: int) -> str:
-    """Describe how many tokens the judge reads per question on average, measured on a sample of the rows.
+    """Describe the mean number of tokens a judge reads per question.
 
     Args:
         fitted: The judge.
@@ -323,9 +321,9 @@ def make_hard_labels(examples: Examples) -> FloatArray:
 
 
 def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -> FloatArray:
-    """Return labels for a judge that learns from another judge, the teacher (distillation).
+    """Return labels for a judge that learns from another judge, the teacher.
 
-    A label is the mean of the answer's grade (1 for right, 0 for wrong) and the teacher's probability that it is right.
+    A label averages grade and teacher's probability.
 
     Args:
         examples: The training data.
@@ -350,10 +348,9 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
 
 
 def describe_teacher(examples: Examples, teacher: str, indices: Collection[int]) -> str:
-    """Describe for the model card the gate whose predictions a judge learned to imitate (the teacher).
+    """Describe the teacher of a judge for the model card.
 
-    Such a judge was trained with the mean of the teacher's probability that an answer is right and the answer's grade. On
-    questions that the teacher itself was trained on, its probability adds little to the grade.
+    A judge learns the teacher's predictions together with the grades.
 
     Args:
         examples: The training data.

@@ -24,7 +24,7 @@ WEIGHTS_FILE, MOMENTS_FILE = "weights.safetensors", "moments.safetensors"
 
 
 class TrainingSegment(NamedTuple):
-    """The outcome of one segment of the training: a part of an epoch, after which the dev split is evaluated.
+    """The outcome of one training segment (part of an epoch).
 
     Attributes:
         loss: Mean training loss.
@@ -40,7 +40,7 @@ class TrainingSegment(NamedTuple):
 
 
 class DevEvaluation(NamedTuple):
-    """Loss and AUROC on the dev split; the AUROC is None if all examples have the same label."""
+    """Loss and AUROC on the dev split. Without two classes, the AUROC is None."""
 
     loss: float
     auroc: float | None
@@ -48,7 +48,7 @@ class DevEvaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What is known about the finished segments of a training. A segment is a part of an epoch.
+    """The progress of a training after its finished segments (parts of an epoch).
 
     Attributes:
         key: Hash of data and hyperparameters, to recognize the checkpoint of the same training.
@@ -75,15 +75,15 @@ class TrainingState:
 
     @property
     def best(self) -> int:
-        """Index of the segment to keep: lowest dev loss, or the last one without dev rows."""
+        """Index of the segment with the lowest dev loss. Without dev rows, the last one."""
         if not self.dev_losses:
             return self.n_done - 1
         return self.dev_losses.index(min(self.dev_losses))
 
     def is_finished(self, n_segments: int, patience: int) -> bool:
-        """Return whether the training ends: all segments are done, or the dev loss no longer improves (early stopping).
+        """Return whether all segments are done or the dev loss no longer improves.
 
-        In the first half, training never stops early: the learning rate is still high, and the loss may rise and fall.
+        Training never stops early in the first half.
 
         Args:
             n_segments: Number of segments of the whole training.
@@ -92,11 +92,12 @@ class TrainingState:
         if self.n_done >= n_segments:
             return True
         n_since_best = self.n_done - 1 - self.best
+        # In the first half, the learning rate is high, and the loss may rise and fall.
         may_stop_early = 2 * self.n_done >= n_segments and patience > 0 and bool(self.dev_losses)
         return may_stop_early and n_since_best >= patience
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
-        """Return the state after another segment; `dev` is None if there are no dev rows to evaluate it on."""
+        """Return the state after another segment. `dev` is None without dev rows."""
         state = TrainingState(
             self.key,
             (*self.losses, segment.loss),
@@ -121,7 +122,7 @@ def delete_checkpoint(out: Path) -> None:
 
 
 def load_training_state(work: Path, key: str) -> TrainingState:
-    """Load the progress of an interrupted training; return a new state if there is none.
+    """Load the progress of an interrupted training, or return a new state.
 
     Raises:
         BadSetting: The folder contains a training with other data or settings.
@@ -142,9 +143,9 @@ def load_training_state(work: Path, key: str) -> TrainingState:
 
 
 def save_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
-    """Save weights and optimizer state after a segment (part of an epoch), and delete the previous checkpoint.
+    """Save weights and optimizer state after a segment (part of an epoch).
 
-    The file with the progress is written after them. If the process is killed before that, the segment is repeated.
+    The previous checkpoint is deleted.
 
     Args:
         work: Folder for checkpoints.
@@ -161,6 +162,7 @@ def save_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any],
         named_moments = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
         save_file(named_moments, folder / MOMENTS_FILE)
         digests = compute_digests(folder)
+    # Written last: if the process is killed before, the segment is repeated.
     write_json(work / STATE_FILE, {**asdict(state), "files": digests})
     shutil.rmtree(_segment_folder(work, state.n_done - 1), ignore_errors=True)
 
@@ -172,7 +174,7 @@ def save_final_state(work: Path, state: TrainingState) -> None:
 
 
 def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
-    """Continue an interrupted training: load the last checkpoint into the parameters and the optimizer.
+    """Load the last checkpoint into the parameters and the optimizer.
 
     Raises:
         ArtifactError: The checkpoint is damaged or incomplete.
@@ -197,7 +199,7 @@ def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[An
 
 
 def _make_damage_error(work: Path, problem: str) -> ArtifactError:
-    """Build the error to raise if a checkpoint cannot be read; `problem` says why."""
+    """Build the error for a checkpoint that cannot be read."""
     return ArtifactError(
         f"the unfinished training in '{work}' cannot continue: {problem.rstrip('.')}. Delete that folder to start over."
     )

@@ -34,7 +34,7 @@ ExampleFactory = Callable[[Any, Sequence[int]], list[TrainingExample]]
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    """One model of an ensemble: its hyperparameters, and the indices of its training and dev rows."""
+    """One model of an ensemble, with the indices of its training and dev rows."""
 
     training: JudgeTrainingOptions
     train: tuple[int, ...]
@@ -54,13 +54,9 @@ def plan_ensemble(
     texts: Sequence[str] = (),
     rows: NDArray[np.int64] | None = None,
 ) -> list[EnsembleMember]:
-    """Plan the trainings of an ensemble of judges: which rows and which seed each member gets.
+    """Plan the trainings of an ensemble of judges.
 
-    By default, all members are trained on the train split, with different seeds. The weights that are best on the dev
-    split are used.
-
-    With folds, the rows are divided into folds, and each member is trained on all folds but one. So every row can be
-    scored by a judge that did not see it. There is no dev split, so the weights at the end of the training are used.
+    Members differ in their seed or, with folds, in the fold left out.
 
     Args:
         split: Train and dev rows, used without folds.
@@ -95,15 +91,15 @@ def plan_ensemble(
 
 
 def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.int64]:
-    """Assign each question to a fold by its hash; equal questions share a fold."""
+    """Assign each question to a fold by its hash. Equal questions share a fold."""
     positions = [hash_to_unit("fold", str(seed), fingerprint_text(text)) for text in texts]  # from 0 to 1
     return np.array([int(folds * position) for position in positions], np.int64)
 
 
 def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> BoolArray:
-    """Return which members of an ensemble may score which label rows: only those that were not trained on the row.
+    """Mark the members of an ensemble that may score each label row.
 
-    If all members were trained on a label row, all of them may score it.
+    Normally, members do not score their own training rows.
 
     Returns:
         A matrix of booleans with one row per member and one column per label row.
@@ -117,7 +113,7 @@ def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> Bo
 
 @dataclass(frozen=True)
 class FittedJudge:
-    """A trained judge, loaded from its files as the gate will load it.
+    """A trained judge, loaded from its files.
 
     Attributes:
         judge: The judge, which averages the predictions of its members.
@@ -143,8 +139,7 @@ class FittedJudge:
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
         """Predict for each row the probability that the LLM knows the answer.
 
-        This is the mean prediction of those members of the ensemble that were not trained on the row. Prompts that were
-        predicted before are read from the cache.
+        Only members not trained on the row predict it.
 
         Args:
             prompts: The prompt about each row.
@@ -159,7 +154,7 @@ class FittedJudge:
         return np.array([self.predictions[key] for key in keys])
 
     def _predict_unseen(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
-        """Return for the prompt of each row the mean prediction of the members that were not trained on the row."""
+        """Return the mean prediction for each row, from members not trained on the row."""
         may_score = find_unseen(self.members, indices)  # one row per member, one column per prompt
         sums = np.zeros(len(prompts))
         for member, mask in enumerate(may_score):
@@ -217,7 +212,7 @@ def fit_judge(
 def _train_member(
     spec: JudgeSpec, member: EnsembleMember, make_examples: ExampleFactory, work: Path, watch: FitProgressCallback
 ) -> TrainedJudge:
-    """Train one member of an ensemble. The model is freed afterwards; the judge is loaded from its files later."""
+    """Train one member of an ensemble and free its memory afterwards."""
     model = spec.open_base(member.training.seed)
     train = make_examples(model.judge, member.train)
     dev = make_examples(model.judge, member.dev)
@@ -225,7 +220,7 @@ def _train_member(
 
 
 def _describe_trainings(trained: Sequence[TrainedJudge]) -> list[str]:
-    """Return notes for the model card: the learning curve of each member, and how many examples were too long."""
+    """Describe for the model card how each member was trained."""
     lines = list(trained[0].notes)
     for number, judge in enumerate(trained, start=1):
         if len(trained) > 1:

@@ -47,20 +47,16 @@ def fit_gain(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fit the gain gate: fine-tune a judge that predicts whether retrieval would improve the LLM's answer.
-
-    The judge reads question and closed-book answer, and predicts two things: whether this answer is right, and whether an
-    answer with passages would be right. The gate retrieves if the second is more probable by enough.
-    """
+    """Fit the gain gate: a fine-tuned judge predicts whether retrieval would improve the answer."""
     _check_target(examples)
     members = answer_judge.plan_answer_ensemble(examples, options, make_gain_training(options, seed))
     return train_gain_judge(examples, options, members, work=work, watch=watch)["gain"]
 
 
 def make_gain_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
-    """Return the hyperparameters of a judge that also predicts whether an answer with passages would be right.
+    """Return the hyperparameters of a gain judge.
 
-    A LoRA adapter that learns both tasks needs a lower learning rate than one that learns a single task.
+    LoRA learns two tasks here, so the default learning rate is lower.
     """
     if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
         options = options.replace(learning_rate=GAIN_LEARNING_RATE)
@@ -75,9 +71,7 @@ def train_gain_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> dict[Target, FitResult]:
-    """Train judges that predict whether the LLM's answer is right and whether one with passages would be.
-
-    Two gates are returned that use these judges.
+    """Train judges to predict whether the answers without and with passages are right.
 
     Args:
         examples: The label rows.
@@ -116,10 +110,9 @@ def train_gain_judge(
 def _make_gain_examples(
     encoders: Sequence[AnswerEncoder], judge: AnswerJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """Make one or two training examples of each row with the given indices.
+    """Make one or two training examples per row.
 
-    The first has the prompt 'judge': is the closed-book answer (without passages) right? Rows with an open-book answer
-    have a second one, with the prompt 'search': would an answer with passages be right?
+    'judge' asks about the answer without passages, 'search' about an answer with passages.
 
     Args:
         encoders: Make the prompts 'judge' and 'search'.
@@ -135,7 +128,7 @@ def _make_gain_examples(
 
 
 def _check_target(examples: Examples) -> None:
-    """Raise BadSetting if the examples do not say for which questions retrieval helps."""
+    """Raise BadSetting if the target does not say whether retrieval helps."""
     if examples.target not in OPEN_BOOK_TARGETS:
         raise BadSetting(
             f"the gate 'gain' predicts whether retrieval helps, so target='{examples.target}' is not possible. Leave "

@@ -60,7 +60,7 @@ class ExportedJudge:
 def export_judge(
     gate: str | Path, out: Path, *, kind: GgufFormat = "q8_0", watch: ExportProgressCallback = lambda done, total: None
 ) -> ExportedJudge:
-    """Write a copy of a gate whose judge is a GGUF file that llama.cpp runs.
+    """Copy a gate and convert its judge to GGUF, for llama.cpp.
 
     Args:
         gate: Folder of a fitted judge, gain or ik (lora) gate.
@@ -87,7 +87,7 @@ def export_judge(
 
 
 def _check_gate(gate: FittedGate, out: Path) -> None:
-    """Raise BadSetting if the gate has no judge that llama.cpp can run, or `out` cannot be written."""
+    """Raise BadSetting if the gate cannot be exported for llama.cpp or `out` cannot be written."""
     options, folder = gate.artifact.options, gate.artifact.path
     if gate.name not in JUDGE_PROMPTS or "base" not in options or options.get("pairs") or options.get("gguf"):
         raise BadSetting(
@@ -102,9 +102,9 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
 def _write_member(
     gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch: ExportProgressCallback
 ) -> causal_judge.GgufOptions:
-    """Write one model of a judge (which may be an ensemble) as a GGUF file that llama.cpp can run.
+    """Write one model of a judge as a GGUF file for llama.cpp.
 
-    The model that is exported also predicts the check questions, so that the GGUF file can be compared with it.
+    Predictions for check questions are recorded, for comparison.
 
     Args:
         gate: The gate with the judge.
@@ -143,7 +143,10 @@ def _write_member(
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
-    """Load the base model with a LoRA adapter merged into its weights, or a judge whose weights were all trained."""
+    """Load the base model and merge the LoRA adapter into its weights.
+
+    A fully trained judge is loaded as it is.
+    """
     if not causal_judge.is_adapter_folder(folder):
         return causal_judge.load_full_judge(folder)
     model = causal_judge.load_judge_base(str(options["base"]), str(options["base_fingerprint"]), folder)
@@ -154,10 +157,7 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
 
 
 def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge.GgufOptions:
-    """Join the options of all members of an exported ensemble.
-
-    They differ only in the members' probabilities for the check questions, whose means are returned.
-    """
+    """Join the options of an exported ensemble. Probabilities for check questions are averaged."""
     checks = []
     for number, check in enumerate(members[0].checks):
         known = np.mean([member.checks[number].known for member in members])
@@ -168,7 +168,7 @@ def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge
 def _update_manifest(
     manifest: Mapping[str, Any], gguf: causal_judge.GgufOptions, digests: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the manifest of the exported gate: without a guarantee, and with the digests of the GGUF files.
+    """Return the manifest of the exported gate. The guarantee does not hold after the export.
 
     Args:
         manifest: Manifest of the original gate.
@@ -183,7 +183,7 @@ def _update_manifest(
 
 
 def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
-    """Return the model card of the gate with a section about the export."""
+    """Return the gate's model card with a section about the export."""
     file = gate.artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace").rstrip() if file.is_file() else ""
     lost = ""

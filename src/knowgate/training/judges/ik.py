@@ -41,11 +41,9 @@ def fit_ik(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fit the gate of the IK ("I know") paper: a judge that says whether the LLM can answer a question from memory.
+    """Fit the IK ("I know") gate: a judge predicts whether the LLM knows the answer.
 
-    The judge reads the question and the start of the LLM's draft answer. It is a fine-tuned LLM or, with the mode 'text',
-    a linear classifier of embeddings. In the paper, an answer is known if the closed-book answer (without passages) is
-    right, so the examples should have the target 'known'.
+    The judge reads question and draft.
 
     Args:
         examples: The training data.
@@ -68,9 +66,7 @@ def fit_ik(
 
 
 def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | None = None) -> FitResult:
-    """Train a classifier that predicts from text embeddings whether the LLM knows the answer.
-
-    It reads the question and the first `tokens` tokens of the LLM's recorded answer, so the LLM itself is not needed.
+    """Train a classifier of text embeddings to predict whether the LLM knows the answer.
 
     Args:
         examples: The training data.
@@ -96,7 +92,7 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | No
 
 
 def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Examples:
-    """Draw `rows` training questions at random; the other splits stay as they are."""
+    """Draw `rows` training questions at random. The other splits stay the same."""
     train = examples.split.train
     if rows is None or rows >= len(train):
         return examples
@@ -107,7 +103,7 @@ def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Exam
 
 
 def _check_draft_length(examples: Examples, tokens: int) -> None:
-    """Raise BadSetting if the recorded drafts are shorter than the `tokens` that the gate will read."""
+    """Raise BadSetting if recorded drafts are shorter than `tokens`."""
     recorded = int(examples.settings.get("max_tokens", tokens))
     if recorded < tokens:
         raise BadSetting(
@@ -117,10 +113,7 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
 
 
 def _make_notes(examples: Examples, tokens: int) -> list[str]:
-    """Return notes for the model card about differences from the paper; empty if there are none.
-
-    A note says if the gate learned another target, and one if most drafts are shorter than the `tokens` that it reads.
-    """
+    """Return notes for the model card about differences from the paper."""
     notes = [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]
     lengths = [len(row.closed.tokens) for row in examples.rows if row.closed and row.closed.tokens is not None]
     median = int(np.median(lengths)) if lengths else tokens

@@ -58,11 +58,9 @@ def fit_kbm(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fit the gate of the KBM paper: fine-tune a model to predict how well the LLM knows the answer of a question.
+    """Fit the KBM gate: a model predicts how well the LLM knows an answer.
 
-    The model predicts two indicators. Mastery is the share of sampled answers that are right; certainty is how much they
-    agree. It writes as JSON whether each of them is high enough. It learns this for the question alone and, if answers
-    with passages were sampled, too, for the question with passages.
+    Measures are mastery (share right) and certainty (agreement).
 
     Args:
         examples: The training data; its rows need sampled answers.
@@ -107,7 +105,7 @@ def fit_kbm(
 def _measure_verdict(
     examples: Examples, head: str, taus: Mapping[str, float], raw: Callable[[Sequence[int]], FloatArray]
 ) -> list[str]:
-    """Measure on the test split how often the judge's uncalibrated prediction (known or not) is right.
+    """Measure on the test split how often the judge's raw prediction is right.
 
     Args:
         examples: The label rows.
@@ -137,9 +135,7 @@ def _measure_verdict(
 def _make_examples(
     examples: Examples, taus: Mapping[str, float], max_tokens: int, judge: CausalJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """Make the training examples of the rows with the given indices.
-
-    Each has one example of the question alone and, if answers with passages were sampled, one with the passages.
+    """Make the training examples of the rows: the question alone, and the question with passages.
 
     Args:
         examples: The label rows.
@@ -160,16 +156,16 @@ def _make_examples(
 
 
 def _make_example(judge: CausalJudge, text: str, answer: GradedAnswer, taus: Mapping[str, float]) -> TrainingExample:
-    """Make a training example: a prompt, and whether mastery and certainty of the answer are high enough (`taus`)."""
+    """Make a training example from a prompt and the labels of an answer."""
     has_mastery, is_certain = make_kbm_labels(answer, taus)
     prompt = kbm_gate.encode_kbm_answer(judge, text, KBM_LABELS[0] if has_mastery else KBM_LABELS[1])
     return TrainingExample(prompt, (float(has_mastery), float(is_certain)))
 
 
 def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bool, bool]:
-    """Return whether the mastery and whether the certainty of an answer reach their thresholds (taus).
+    """Return whether mastery and certainty of an answer reach their thresholds (taus).
 
-    Mastery is the share of sampled answers that are right; certainty is how much they agree.
+    Mastery is the share of right samples, certainty their agreement.
     """
     has_mastery = (answer.mastery or 0.0) >= taus["mastery"]
     is_certain = (answer.certainty or 0.0) >= taus["certainty"]
@@ -177,9 +173,9 @@ def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bo
 
 
 def choose_tau(examples: Examples, head: str) -> float:
-    """Choose the threshold tau of an indicator, with which the most dev questions are answered right.
+    """Choose the threshold tau with the most right answers on the dev split.
 
-    A question whose indicator is at least tau counts as known and is answered without passages, the others with passages.
+    Questions at or above tau get no passages.
 
     Args:
         examples: The label rows with their split.
@@ -196,9 +192,9 @@ def choose_tau(examples: Examples, head: str) -> float:
 
 
 def _is_right(row: LabelRow, head: str, tau: float) -> bool:
-    """Return whether a question is answered right if retrieval is skipped from the threshold `tau` on.
+    """Return whether a question is answered right with the threshold `tau`.
 
-    `head` is the indicator that is compared with the threshold: 'mastery' or 'certainty'.
+    At `tau` or above, the answer without passages is used.
     """
     skips = row.closed is not None and getattr(row.closed, head) >= tau
     answer = row.closed if skips else row.open

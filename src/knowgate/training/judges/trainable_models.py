@@ -23,7 +23,7 @@ NO_CHAT_TEMPLATE_NOTE = "the base has no chat template: it is prompted in plain 
 
 @dataclass(frozen=True)
 class TrainingExample:
-    """A tokenized prompt, and what a judge should predict: the probability of the first of its two labels, such as "Yes".
+    """A tokenized prompt with the label probabilities that a judge should predict.
 
     Attributes:
         prompt: Token ids and the positions at which a label is predicted.
@@ -36,7 +36,7 @@ class TrainingExample:
 
 @dataclass
 class TrainableCausalModel:
-    """A causal model that is trained to answer with one of two labels, such as Yes and No.
+    """A causal model, trained to answer with one of two labels, such as Yes and No.
 
     Attributes:
         judge: The judge with the base model that is trained.
@@ -64,7 +64,7 @@ class TrainableCausalModel:
         return [] if self.base.loaded.tokenizer.chat_template else [NO_CHAT_TEMPLATE_NOTE]
 
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Add LoRA layers, or make all weights trainable, in fp32; return the parameters to optimize."""
+        """Add LoRA layers or make all weights trainable, and return the parameters to optimize."""
         self.whole_vocabulary = training.whole_vocabulary
         model = self.base.loaded.model
         if training.full:
@@ -87,10 +87,9 @@ class TrainableCausalModel:
         self.base.loaded.model.train(on)
 
     def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the loss of a batch: the mean cross-entropy over all positions at which a label is predicted.
+        """Return the mean cross-entropy of the labels in a batch.
 
-        The model predicts one of the two labels. If `whole_vocabulary` is set, it predicts one of all tokens, as in
-        language modeling.
+        With `whole_vocabulary`, a label competes with all tokens.
         """
         import torch
 
@@ -106,9 +105,9 @@ class TrainableCausalModel:
         return torch.nn.functional.cross_entropy(logits, torch.tensor(labels, device=logits.device))
 
     def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return how much the model prefers the first label of each example: its logit minus that of the second label.
+        """Return the logit of the first label minus the logit of the second.
 
-        If several labels are predicted in an example, the last one counts.
+        The last label of each example counts.
         """
         logits = self._compute_logits(examples, self.judge.label_tokens)
         margins: list[float] = (logits[:, 0] - logits[:, 1]).tolist()  # of all labels of all examples
@@ -120,7 +119,7 @@ class TrainableCausalModel:
         return last_margins
 
     def _compute_logits(self, examples: Sequence[TrainingExample], columns: Sequence[int] | None) -> Any:
-        """Return the logits at the label positions of all examples, one row per position.
+        """Return one row of logits per label position.
 
         Args:
             examples: Tokenized prompts with the positions at which a label is predicted.
@@ -144,9 +143,9 @@ class TrainableCausalModel:
         return logits.float()
 
     def save(self, folder: Path) -> None:
-        """Save what was trained: the LoRA adapter, or the whole model with its tokenizer.
+        """Save the LoRA adapter, or the whole model with its tokenizer.
 
-        Files of other types than `ADAPTER_SUFFIXES` are deleted, because a judge with such files cannot be loaded.
+        Files of types that judges may not contain are deleted.
         """
         if hasattr(self.trained, "peft_config"):
             self.trained.save_pretrained(str(folder), save_embedding_layers=False)
@@ -163,9 +162,9 @@ class TrainableCausalModel:
 
 @dataclass(frozen=True)
 class TrainableEncoder:
-    """An encoder that is trained to predict from question and answer whether the answer is right.
+    """An encoder, trained to predict whether an answer is right.
 
-    It has a single output, a logit, and is far smaller than a causal model. All of its weights are trained.
+    The encoder reads question and answer and outputs one logit.
     """
 
     encoder: encoder_judge.PairEncoder
@@ -182,7 +181,7 @@ class TrainableEncoder:
         return self.encoder.fingerprint
 
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Freeze the embeddings and lower layers if `frozen_layers` is set, and return the parameters to optimize."""
+        """Return the parameters to optimize. `frozen_layers` excludes embeddings and lower layers."""
         if training.frozen_layers:
             body = self.encoder.model.base_model
             if not hasattr(getattr(body, "encoder", None), "layer"):
@@ -228,7 +227,7 @@ TrainableModel = TrainableCausalModel | TrainableEncoder
 
 @dataclass(frozen=True)
 class JudgeSpec:
-    """Which model is fine-tuned as a judge, and how it is asked.
+    """The model to fine-tune as a judge, and its prompts and labels.
 
     Attributes:
         base: Spec of the model to fine-tune.
@@ -245,7 +244,7 @@ class JudgeSpec:
     is_encoder: bool = False
 
     def open_base(self, seed: int) -> TrainableModel:
-        """Load the base for training; the seed draws the new output layer of an encoder."""
+        """Load the base for training. The seed is for an encoder's new output layer."""
         if self.is_encoder:
             encoder = encoder_judge.PairEncoder(encoder_judge.resolve_encoder(self.base), seed)
             encoder.load_weights()
@@ -254,21 +253,21 @@ class JudgeSpec:
         return TrainableCausalModel(causal_judge.CausalJudge(model, self.labels))
 
     def load_trained(self, folder: Path, options: Mapping[str, Any]) -> Any:
-        """Load the trained judge, as the gate will load it; `options` are those of the gate."""
+        """Load the trained judge in the same way as the gate."""
         if self.is_encoder:
             return encoder_judge.load_encoder_judge(*causal_judge.check_adapters(folder, options))
         return causal_judge.load_judge(folder, options, self.prompts)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that tell the gate which kind of judge it has."""
+        """The gate options about the kind of judge."""
         if self.is_encoder:
             return {"pairs": True}
         return {"bits": self.bits} if self.bits else {}
 
 
 def make_answer_judge_spec(prompt_name: str, base: str, bits: int = 0) -> JudgeSpec:
-    """Make the spec of a judge that reads answers; its base may be a causal model or an encoder.
+    """Make the spec of a judge of answers. The base is a causal model or an encoder.
 
     Args:
         prompt_name: What the judge is asked, a key of `ANSWER_PROMPTS`.

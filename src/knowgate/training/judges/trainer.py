@@ -63,9 +63,9 @@ class TrainedJudge:
     notes: Sequence[str]
 
     def describe(self) -> list[str]:
-        """Describe the training for the model card, in lines: losses, which weights were kept, and skipped updates.
+        """Describe the training for the model card, one line per segment.
 
-        An epoch has several segments, after each of which the loss is measured. So epochs may be fractions, such as 1.5.
+        Segments are parts of an epoch, such as "epoch 1.5".
         """
         state = self.state
         lines = []
@@ -123,7 +123,7 @@ def train_judge(
 
 @dataclass
 class _TrainingRun:
-    """Trains a judge from its last checkpoint, or from the start, to the end. It is saved after each part of an epoch."""
+    """A training of a judge. It continues from the last checkpoint, if there is one."""
 
     model: TrainableModel
     examples: Sequence[TrainingExample]
@@ -159,7 +159,7 @@ class _TrainingRun:
         return state
 
     def _report(self, done: int, words: str, *, is_end: bool = False) -> None:
-        """Report the number of processed examples; `is_end` marks the end of a segment."""
+        """Report the number of processed examples. `is_end` marks the end of a segment."""
         total = self.training.epochs * len(self.examples)
         self.watch(FitProgress(done, total, "examples", "training", words, is_end))
 
@@ -167,11 +167,9 @@ class _TrainingRun:
         return state.is_finished(self.training.n_segments, self.training.patience)
 
     def _save(self, state: TrainingState) -> None:
-        """Save the training after a segment (part of an epoch).
+        """Save a checkpoint after a segment (part of an epoch).
 
-        Two things are saved: the weights of the judge, if the segment is the best so far, and a checkpoint from which an
-        interrupted training continues. Without dev rows, segments cannot be compared, so the weights are saved only at
-        the end.
+        The judge itself is saved only after the best segment so far.
         """
         is_finished = self._is_finished(state)
         is_best = state.best == state.n_done - 1  # without dev rows, the last segment counts as the best one
@@ -184,9 +182,9 @@ class _TrainingRun:
             checkpoint.save_checkpoint(self.work, state, self.parameters, self.optimizer)
 
     def _train_segment(self, number: int) -> TrainingSegment:
-        """Train one segment: a part of an epoch, which has `training.checks` segments of equal length.
+        """Train one segment (part of an epoch).
 
-        The result depends only on the weights before it and on its number, so an interrupted segment can be repeated.
+        Seeds depend on its number, so an interrupted segment can be repeated.
 
         Raises:
             BadSetting: The training diverged: most updates had gradients that are not finite.
@@ -220,15 +218,14 @@ class _TrainingRun:
         return TrainingSegment(float(np.mean(finite or [0.0])), speed, n_skipped, time.perf_counter() - start)
 
     def _set_learning_rate(self, update: int, updates: int) -> None:
-        """Set the learning rate of an update; `updates` is the number of updates of the whole training."""
+        """Set the learning rate of one update. `updates` is the total number."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.training.compute_rate(update, updates)
 
     def _shuffle_epoch(self, epoch: int) -> list[Sequence[int]]:
         """Shuffle all examples and cut them into batches of indices.
 
-        Examples of similar length share a batch, which saves padding: the shuffled examples are cut into windows of several
-        batches, and each window is sorted by length. The batches of a window are shuffled again.
+        Examples of similar length share a batch, to save padding.
         """
         import torch
 
@@ -244,9 +241,9 @@ class _TrainingRun:
         return batches
 
     def _update(self, batch: Sequence[TrainingExample]) -> float:
-        """Make one update of the weights and return its loss.
+        """Update the weights once and return the loss.
 
-        If GPU memory is short, the batch is run in portions of half the size, and so on down to single examples.
+        When memory is short, the batch is computed in smaller portions.
 
         Raises:
             OutOfMemory: Not even a single example fits into memory.
@@ -270,7 +267,7 @@ class _TrainingRun:
                 torch.cuda.empty_cache()
 
     def _step(self, batch: Sequence[TrainingExample]) -> float:
-        """Compute the gradients of a batch, portion by portion, and update the weights.
+        """Compute the gradients of a batch in portions, and update the weights.
 
         Returns:
             The loss of the batch. NaN if a gradient is not finite; the weights are not updated then.
@@ -290,7 +287,7 @@ class _TrainingRun:
         return total
 
     def _evaluate(self) -> DevEvaluation:
-        """Compute the judge's mean loss on the dev examples, and how well it tells their two labels apart (AUROC)."""
+        """Compute the judge's mean loss and AUROC on the dev examples."""
         import torch
 
         self.model.set_training(False)

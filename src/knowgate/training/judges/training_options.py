@@ -23,7 +23,7 @@ ANY_BASE_HELP = (
 
 
 class JudgeFitOptions(Options):
-    """Options of every fine-tuned judge (a model that predicts whether the LLM's answer is right)."""
+    """Options of every fine-tuned judge (it predicts whether answers are right)."""
 
     base: str | None = option(None, "Model to fine-tune. Default: the LLM that was labeled.")
     epochs: Count = option(2, "Passes over the examples.")
@@ -32,7 +32,7 @@ class JudgeFitOptions(Options):
 
 
 class EnsembleFitOptions(JudgeFitOptions):
-    """Options of judges that can be ensembles: several models whose predictions are averaged."""
+    """Options of judges that may be an ensemble of several models."""
 
     seeds: int = option(1, "Number of judges to train with different seeds and average.", ge=1, le=MAX_MEMBERS)
     folds: WholeNumber = option(
@@ -41,7 +41,7 @@ class EnsembleFitOptions(JudgeFitOptions):
 
 
 class AnswerJudgeFitOptions(EnsembleFitOptions):
-    """Options of judges that read question and answer, causal models or small encoders."""
+    """Options of judges that read question and answer."""
 
     base: str | None = option(None, ANY_BASE_HELP)
     tokens: WholeNumber = option(64, "Maximum answer tokens that the judge reads; 0 for the question alone.")
@@ -62,7 +62,7 @@ class AnswerJudgeFitOptions(EnsembleFitOptions):
 
 @dataclass(frozen=True)
 class JudgeTrainingOptions:
-    """Hyperparameters with which a judge (a model that predicts whether an answer is right) is trained.
+    """Hyperparameters for training a judge (it predicts whether answers are right).
 
     Attributes:
         epochs: Passes over the examples.
@@ -114,9 +114,9 @@ class JudgeTrainingOptions:
 
 
 def warm_cosine(update: int, updates: int) -> float:
-    """Return the learning rate of an update, as a share of the highest one (cosine schedule with warm-up).
+    """Return the learning rate of an update, as a share of the highest.
 
-    It rises linearly over the first 2 % of the updates, then falls along a cosine to 0.
+    It rises at first, then falls along a cosine.
     """
     warm = max(1, round(WARM_UP_SHARE * updates))
     if update < warm:
@@ -125,9 +125,9 @@ def warm_cosine(update: int, updates: int) -> float:
 
 
 def one_cycle(update: int, updates: int) -> float:
-    """Return the learning rate of an update, as a share of the highest one (one-cycle schedule, Smith and Topin 2017).
+    """Return the learning rate of an update, as a share of the highest.
 
-    It rises over the first 30 % of the updates, then falls nearly to 0.
+    It rises over 30 % of the updates.
     """
     peak = max(1.0, RISE_SHARE * updates - 1)  # the update with the highest rate
     if update <= peak:

@@ -107,7 +107,7 @@ def list_gate_recipes(evidence: Evidence, base: str | None) -> list[GateRecipe]:
 
 
 def list_arbiters(evidence: Evidence, base: str | None) -> dict[str, dict[str, Any]]:
-    """Return the options of each arbiter to try, by name; none without open-book answers."""
+    """Return the options of each arbiter to try, by name."""
     if not evidence.has_both:
         return {}
     arbiters: dict[str, dict[str, Any]] = {"rules": {}, "features": {}}
@@ -117,20 +117,16 @@ def list_arbiters(evidence: Evidence, base: str | None) -> dict[str, dict[str, A
 
 
 def make_judge_options(base: str) -> dict[str, Any]:
-    """Return the options of a judge that is fitted once for each fold.
-
-    The base `small` is trained with fewer epochs than by default, because it is trained so often.
-    """
+    """Return the options of a judge. The base `small` gets fewer epochs than by default."""
     if base == "small":
         return {"base": base, **FAST_TRAINING}
     return {"base": base}
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
-    """Return the model that is fine-tuned as a judge, which predicts whether the LLM's answer is right.
+    """Return the base model of the judge, or None to try no judge.
 
-    It is the one that the user chose. By default, it is the LLM itself if there is a GPU and the LLM is local. With another
-    LLM it is a small encoder; without a GPU only if the rows are few and hold no signals but texts.
+    The default depends on the LLM and the GPU.
 
     Returns:
         The spec of the model; None to try no judge.
@@ -146,15 +142,15 @@ def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> st
 
 
 def learns_gain(evidence: Evidence, base: str) -> bool:
-    """Return whether judges also learn whether an answer with passages would be right.
+    """Return whether judges also learn to predict right answers with passages.
 
-    That doubles their training, which takes too long for the encoders that a CPU can train.
+    Encoders do not, because the training takes twice as long.
     """
     return evidence.has_both and not is_encoder_spec(base) and has_both_classes(evidence, "gain")
 
 
 def has_both_classes(evidence: Evidence, target: Target) -> bool:
-    """Return whether there are enough questions of both classes to fit and to calibrate a gate."""
+    """Return whether both classes have enough questions to fit and calibrate a gate."""
     needed = evidence.list_needed(target)[evidence.fit_rows]
     return min(int(needed.sum()), int((~needed).sum())) >= 2 * MIN_ROWS_PER_CLASS  # once to fit, once to calibrate
 
@@ -194,11 +190,9 @@ class CandidateFitter:
 
     @cached_property
     def gates(self) -> list[GateCandidate]:
-        """The gates that can be fitted, with the need for retrieval that they predict for each row to choose on.
+        """The gates to choose from, with the need for retrieval of each row.
 
-        The need of a row comes from a model that did not learn from the row (cross-validation). Gates that cannot be fitted
-        on these rows are reported and left out. Stacks, which combine judges with other signals, are tried only if the
-        judges could be fitted.
+        The needs come from cross-validation.
         """
         tried: list[GateCandidate] = []
         for recipe in self.recipes.values():
@@ -210,9 +204,9 @@ class CandidateFitter:
 
     @cached_property
     def arbiters(self) -> list[ArbiterCandidate]:
-        """The arbiters that can be fitted, with the answers that they choose for each row to choose on.
+        """The arbiters to choose from, with their choice for each row.
 
-        The choice for a row is made by an arbiter that was fitted without the row's fold (cross-validation).
+        The choices come from cross-validation.
         """
         tried: list[ArbiterCandidate] = []
         for name in list_arbiters(self.evidence, self.base):
@@ -223,20 +217,16 @@ class CandidateFitter:
 
     @contextmanager
     def report_failure(self, name: str) -> Iterator[None]:
-        """Leave out a candidate whose fit fails in the body of the `with` statement: report the error, and go on.
-
-        This covers candidates that cannot be fitted on these rows, and those whose weights cannot be downloaded.
-        """
+        """Report a failed fit inside the `with` body, and leave the candidate out."""
         try:
             yield
         except (BadInput, BadSetting, UnsupportedSignal, WeightsError) as error:
             self.watch(FitProgress(0, 1, "folds", name, f"{name} was left out: {error}", True))
 
     def _cross_fit(self, recipe: GateRecipe) -> FloatArray:
-        """Score each row to choose on with a gate that was fitted without the row's fold (cross-validation).
+        """Predict the need for retrieval of each row by cross-validation.
 
-        Judges are trained that way once, for all gates that use them (`judges`). Other gates are fitted once per fold
-        here. Their scores are stored in the work folder, so that an interrupted fit does not compute them again.
+        Stored needs of an interrupted fit are used again.
         """
         if recipe.name in (JUDGE, GAIN_JUDGE):
             examples = self.evidence.make_examples(recipe.target, HELD_OUT)
@@ -262,9 +252,9 @@ class CandidateFitter:
         return needs
 
     def _score_folds(self, recipe: GateRecipe, fit: Callable[[Examples, int], FitResult]) -> FloatArray:
-        """Predict the need for retrieval of each question with a gate that was not fitted on it (cross-validation).
+        """Predict the need for retrieval of each question by cross-validation.
 
-        For each fold, a gate is fitted on the other folds, and scores the questions of this fold.
+        A gate fitted on the other folds scores each fold.
 
         Args:
             recipe: What kind of gate to fit.
@@ -282,10 +272,7 @@ class CandidateFitter:
         return needs[self.evidence.fit_rows]
 
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:
-        """Fit a gate as its recipe says, on the train, dev and calibration rows of the examples.
-
-        A fusion gets the shared embedder, so that no question is embedded twice.
-        """
+        """Fit the gate of a recipe. A fusion gets the shared embedder."""
         if not recipe.gate:
             return fit_single_feature(examples, str(recipe.options["feature"]))
         if recipe.gate == "fusion":
@@ -295,9 +282,9 @@ class CandidateFitter:
         return cast(FitResult, function(examples, **injected, **recipe.options))
 
     def fit_gate(self, name: str) -> tuple[FitResult, Examples]:
-        """Fit the chosen gate on all rows to choose on, and return it with its training data.
+        """Fit the chosen gate on all rows, and return it with its training data.
 
-        Judges are not trained again: the gate uses those that were trained without one fold each.
+        Judges are already trained and are used again.
         """
         if name in CONSTANT_GATES:
             return make_constant_result(), self.evidence.make_examples("known", HELD_OUT)
@@ -316,10 +303,9 @@ class CandidateFitter:
 
     @cached_property
     def judges(self) -> dict[Target, FitResult]:
-        """Gates that use fine-tuned judges, by what they predict: `known`, and `gain` if the judges learn it.
+        """Judge gates by target: `known`, and sometimes `gain`.
 
-        Each judge is trained without one fold of the rows that the policy is chosen on, so each of these rows is scored
-        by the judge that did not learn from it. The held-out rows are scored by all judges, as questions are in use.
+        Each judge is trained without one fold and scores the rows of this fold.
         """
         recipe = self.recipes[JUDGE]
         options = AnswerJudgeFitOptions(**recipe.options)
@@ -336,9 +322,9 @@ class CandidateFitter:
         return train_gain_judge(examples, options, members, work=work, watch=self.watch)
 
     def _make_key(self, recipe: GateRecipe) -> str:
-        """Return a hash of everything that the scores of a gate depend on: rows, grades, recipe and seed.
+        """Return a hash of everything that a gate's scores depend on.
 
-        It names the file that stores the scores, so that they are reused only if nothing has changed.
+        The hash names the file with the stored scores.
         """
         table, options = self.evidence.table, json.dumps(dict(recipe.options), sort_keys=True)
         grades = "".join(map(str, self.evidence.list_needed(recipe.target).astype(int)))
@@ -348,9 +334,9 @@ class CandidateFitter:
     # --- arbiters ---------------------------------------------------------------------------------
 
     def _cross_fit_arbiter(self, name: str) -> BoolArray:
-        """Return for each row to choose on whether an arbiter prefers the closed-book answer (without passages).
+        """Return for which rows an arbiter prefers the answer without passages.
 
-        The arbiter that chooses for a row was fitted without the row's fold (cross-validation).
+        The choices come from cross-validation.
         """
         if name == "rules":  # not fitted, so no folds are needed
             return self.choose_by_rules()[self.evidence.fit_rows]
@@ -379,12 +365,12 @@ class CandidateFitter:
         return cast(ArbiterResult, function(pairs, **declared, **options))
 
     def choose_by_rules(self) -> BoolArray:
-        """Return for which rows the arbiter `rules`, which needs no training, chooses the closed-book answer."""
+        """Return for which rows the arbiter `rules` chooses the answer without passages."""
         beliefs = compute_beliefs(RULES_ARBITER, self.evidence.make_pairs(HELD_OUT).answers)
         return np.array([belief is not None and belief.prefers_closed for belief in beliefs], dtype=bool)
 
     def fit_arbiter(self, name: str, command: str) -> tuple[BoolArray | None, Path | None]:
-        """Fit an arbiter on all rows that the policy is chosen on, and write its folder.
+        """Fit an arbiter on all rows to choose on, and write its folder.
 
         Args:
             name: Name of the arbiter; '' for none.
@@ -406,10 +392,7 @@ class CandidateFitter:
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
-    """Fit a gate that reads one feature of the LLM's draft, such as its smallest token probability.
-
-    It is stored as a gate of the type 'fusion', which combines features by a logistic regression, with a single feature.
-    """
+    """Fit a gate on one feature of the draft, such as its smallest token probability."""
     values = feature_matrix([feature], examples.questions, examples.readings)  # questions x 1
     rows = np.concatenate([examples.split.train, examples.split.dev])
     classifier = fit_linear(values[rows], examples.needed[rows])
@@ -422,9 +405,9 @@ def fit_single_feature(examples: Examples, feature: str) -> FitResult:
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int64]) -> FloatArray:
-    """Return the calibrated need for retrieval (0 to 1) that a trained gate predicts for each of the rows.
+    """Return the calibrated need for retrieval (0 to 1) of the rows.
 
-    The calibration (Platt scaling) is fitted on the calibration split of the examples.
+    The calibration split of the examples fits the calibration.
     """
     calibration_rows = examples.split.calibration
     calibration = fit_platt_scaling(result.raw(calibration_rows.tolist()), examples.needed[calibration_rows])
@@ -432,9 +415,9 @@ def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int
 
 
 def choose_closed(result: ArbiterResult, pairs: AnswerPairs) -> BoolArray:
-    """Return for each test row of the pairs whether a fitted arbiter chooses the closed-book answer (without passages).
+    """Return for which test rows an arbiter chooses the answer without passages.
 
-    If the two answers of a row do not differ, there is nothing to choose, and the result is False.
+    Rows with equal answers are False.
     """
     test = pairs.split.test
     prefers_closed = take_closed(result.raw(test.tolist()))

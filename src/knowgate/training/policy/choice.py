@@ -45,7 +45,7 @@ SIMPLER_MARGIN = 0.0005  # a policy with fewer models wins if it is worth at mos
 
 @dataclass(frozen=True)
 class RejectedPolicy:
-    """A policy that looked best but failed on questions that it was not chosen on.
+    """A policy that looked best but failed on new questions.
 
     Attributes:
         name: Gate and arbiter.
@@ -60,7 +60,7 @@ class RejectedPolicy:
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """The chosen policy (a gate, a threshold and perhaps an arbiter) and the policies that it was compared with.
+    """The chosen policy (gate, threshold and perhaps arbiter), and its competitors.
 
     Attributes:
         chosen: The chosen policy, on the questions that it was chosen on.
@@ -93,7 +93,7 @@ class PolicyChoice:
     frontier: Sequence[PolicyResult] = ()
 
     def describe_losses(self, total: PolicyResult, limits: SafetyLimits) -> str:
-        """Describe a policy's loss compared with always retrieving, and with the reference if that is another policy."""
+        """Describe the loss compared with always retrieving, and with the reference policy."""
         losses = {f"{ALWAYS} retrieving": total.loss}
         if self.reference.arbiter and self.chosen.name != self.reference.name:
             losses[self.reference.name] = total.reference_loss
@@ -116,9 +116,9 @@ def choose_policy(
     folds: NDArray[np.int64] | None = None,
     options: ChoiceOptions | None = None,
 ) -> PolicyChoice:
-    """Choose a gate, an arbiter and a threshold by their results on questions that the models were not trained on.
+    """Choose a gate, an arbiter and a threshold by their results on held-out questions.
 
-    The gates 'always' and 'never' and the choice of no arbiter take part without being listed.
+    The gates 'always' and 'never' always take part.
 
     Args:
         gates: The gates, with needs of questions that their models did not see.
@@ -160,12 +160,9 @@ def choose_policy(
 
 
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
-    """Choose the most valuable policy that passes a cross-validation, else the best constant policy.
+    """Choose the most valuable policy that passes a cross-validation.
 
-    A constant policy always or never retrieves. The cross-validation chooses a policy on all folds but one and tests it
-    on that fold. It fails if too many right answers are lost compared with always retrieving, or if the constant policy
-    is worth more. Then the choice is repeated with stricter limits: a policy may lose only a share of the allowed loss
-    (LOSS_SHARES).
+    After each failure, stricter loss limits are tried.
     """
     constant = _select_constant(questions)
     limits = questions.options
@@ -217,9 +214,9 @@ def apply_policy(
     reference_takes_closed: BoolArray | None = None,
     options: ChoiceOptions | None = None,
 ) -> PolicyResult:
-    """Measure accuracy and cost of a chosen policy on other questions than those that it was chosen on.
+    """Measure accuracy and cost of a chosen policy on other questions.
 
-    Lost answers are counted against the reference, a policy that always retrieves and may have an arbiter of its own.
+    Losses are counted against the reference, a policy that always retrieves.
 
     Args:
         chosen: The policy, such as `PolicyChoice.chosen`.
@@ -249,11 +246,7 @@ def apply_policy(
 
 
 def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[PolicyResult]:
-    """Show how accuracy changes with the number of searches: evaluate a policy at several thresholds.
-
-    The thresholds retrieve for 10 % to 90 % of the questions. The policy is the chosen one or, if that is constant (it
-    always or never retrieves), the most valuable policy with a gate. The list is empty if there is none.
-    """
+    """Evaluate a policy at several thresholds, to show accuracy by share of searches."""
     with_gate = [item for item in (choice.chosen, *choice.tried) if not item.is_constant]
     if not with_gate:
         return []
@@ -268,10 +261,9 @@ def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[Po
 
 
 def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
-    """Evaluate each pair of gate and arbiter at its best threshold, and return the results, most valuable first.
+    """Evaluate each gate and arbiter at the best safe threshold, most valuable first.
 
-    The best threshold is the most valuable safe one: with it, the answers that are lost compared with always retrieving
-    are within the limits of the options. Pairs without a safe threshold are left out.
+    Safe means: few right answers are lost.
     """
     results = []
     for gate in questions.gates:
@@ -285,10 +277,9 @@ def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
 
 
 def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
-    """Evaluate a gate with an arbiter at its most valuable safe threshold.
+    """Evaluate a gate and an arbiter at their most valuable safe threshold.
 
-    A threshold is safe if the answers that are lost compared with always retrieving are within the limits of the options.
-    Always retrieving without an arbiter is therefore safe.
+    A safe threshold loses few right answers.
 
     Returns:
         The result; None if no threshold is safe.
@@ -303,10 +294,9 @@ def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> P
 
 
 def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[PolicyResult, str]:
-    """Select the policy with the highest value, and say why.
+    """Select the most valuable policy, and say why.
 
-    A constant policy, which always or never retrieves, is selected unless a policy with a gate is worth more by more than
-    one standard error.
+    A gate must clearly beat the best constant policy (always or never retrieve).
 
     Args:
         questions: The questions to compare the policies on.
@@ -328,20 +318,16 @@ def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[
 
 
 def _prefer_simple(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Return the simplest policy, with the fewest models, among those that are worth nearly as much as the best one."""
+    """Return the policy with the fewest models among the nearly best ones."""
     top = max(result.value for result in results)
     near = [result for result in results if result.value >= top - SIMPLER_MARGIN]
     return min(near, key=lambda result: (result.models, -result.value))
 
 
 def _select_constant(questions: GradedQuestions) -> PolicyResult:
-    """Return the best policy that makes the same decision for every question.
+    """Return the best policy with the same decision for every question.
 
-    There are three kinds of such policies:
-        1. Always retrieve. This is the default.
-        2. Never retrieve. It replaces the default if it is safe and has a higher value.
-        3. Always retrieve, and let an arbiter choose between the answers with and without passages. It replaces the
-            better of the other two if it is safe and its value is higher by more than one standard error.
+    The choices are always, never, or always retrieving with an arbiter.
     """
     plain = questions.evaluate_constant(ALWAYS)
     never = questions.evaluate_constant(NEVER)
@@ -357,10 +343,9 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
 
 
 def _choose_reference_arbiter(questions: GradedQuestions) -> str:
-    """Choose the arbiter with which always retrieving gives the most right answers, as the reference for losses.
+    """Choose the best arbiter for always retrieving, as the reference for losses.
 
-    An arbiter takes part only if two conditions hold, up to one standard error: it gives more right answers than always
-    retrieving without an arbiter, and these are worth its LLM calls.
+    The arbiter must be worth its LLM calls.
 
     Returns:
         Name of the arbiter; '' if none is worth using.
@@ -378,7 +363,7 @@ def _choose_reference_arbiter(questions: GradedQuestions) -> str:
 
 
 def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyResult:
-    """Cross-validate the choice: for each fold, choose a policy on the other folds and evaluate it on this one."""
+    """Cross-validate the choice of a policy. Each fold tests a policy chosen on the others."""
     results = []
     for fold in np.unique(folds):
         others = questions.select(folds != fold)
@@ -389,11 +374,9 @@ def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) 
 
 
 def _find_nearest_unproven(questions: GradedQuestions, constant: PolicyResult) -> PolicyResult | None:
-    """Find the policy that comes closest to replacing always retrieving, but is not proven to be safe.
+    """Find the policy that comes closest to being proven safe.
 
-    Always retrieving is often chosen only because too few questions show how much a better policy loses. The result is
-    the policy for which the fewest questions would be enough. If no number of questions is enough for any of them, it is
-    the one that loses least.
+    It must be worth more than the chosen constant policy.
 
     Args:
         questions: The questions that the policy was chosen on.
@@ -413,7 +396,7 @@ def _find_nearest_unproven(questions: GradedQuestions, constant: PolicyResult) -
         return None
 
     def rank(policy: PolicyResult) -> tuple[float, float]:
-        """Return the number of questions that would prove the policy safe (or infinity), then its loss."""
+        """Return the number of questions needed to prove the policy safe, then its loss."""
         required = policy.reference_loss.count_required_rows(limits)
         return (required or float("inf"), policy.reference_loss.mean)
 

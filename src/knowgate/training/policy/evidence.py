@@ -27,7 +27,7 @@ from knowgate.types import AnswerPair, Vector
 
 
 class PolicyOptions(ChoiceOptions):
-    """Options of `fit_policy`: what the policy may lose, what things cost, and which judge may be fine-tuned."""
+    """Options of `fit_policy`: allowed losses, prices, and the base model of a judge."""
 
     base: str | None = option(
         None,
@@ -49,7 +49,7 @@ TRAIN_EDGES = (0.75, 0.87)  # of the other rows: shares that train, that stop an
 
 @dataclass
 class MemoryEmbedder:
-    """A sentence embedder that remembers vectors, because every fold embeds the same texts."""
+    """A sentence embedder with a cache. All folds embed the same texts."""
 
     vectors: dict[str, Vector] = field(default_factory=dict)
     embedder: SentenceEmbedder = field(default_factory=SentenceEmbedder)  # loads its weights when it is first used
@@ -70,10 +70,9 @@ class MemoryEmbedder:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Graded questions from which a policy (a gate, a threshold and perhaps an arbiter) is fitted and tested.
+    """Graded questions to fit and test a policy (gate, threshold and perhaps arbiter).
 
-    A quarter of the rows is held out: they only test the policy. The others are divided into folds for cross-validation,
-    by which the policy is chosen.
+    A quarter of the rows is held out for the test. The others form folds for cross-validation.
 
     Attributes:
         table: The rows, one per graded question.
@@ -125,19 +124,14 @@ class Evidence:
         )
 
     def list_needed(self, target: Target) -> BoolArray:
-        """Return for each question whether it needs retrieval, as the target defines it.
-
-        With the target `known`, a question needs retrieval if its answer without passages is wrong. With other targets,
-        its answer with passages must be right, too; otherwise it gains nothing from retrieval.
-        """
+        """Return for each question whether it needs retrieval, as the target defines it."""
         is_unknown = ~self.table.closed_right
         return is_unknown if target == "known" else is_unknown & self.table.always_right
 
     def split(self, fold: int) -> Split:
-        """Split the rows for a training that leaves out one fold.
+        """Split the rows for a training without one fold.
 
-        That fold is the test part. All other folds are divided into the train, dev and calibration parts by a hash of the
-        question, from 0 to 1: below the first of TRAIN_EDGES is train, below the second dev, above it calibration.
+        That fold becomes the test part. Hashes divide the other rows.
 
         Args:
             fold: Number of the fold. With `HELD_OUT`, the held-out rows are the test part, and no fold is left out.
@@ -163,10 +157,7 @@ class Evidence:
 
 
 def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
-    """Load label runs as the data of a policy fit, divided into folds to choose the policy on and held-out rows.
-
-    If at least half of the rows have an open-book answer (with passages), the others are left out. Otherwise all rows
-    stay, and only their closed-book answers are used.
+    """Load label runs as the data of a policy fit, with folds and held-out rows.
 
     Raises:
         BadInput: There are too few graded rows, or they are packed without texts.
@@ -187,10 +178,9 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
 
 
 def assign_policy_folds(texts: Sequence[str], seed: int) -> NDArray[np.int64]:
-    """Divide questions at random into a quarter that is held out for the test, and four folds for cross-validation.
+    """Divide questions into a held-out quarter and four folds for cross-validation.
 
-    A hash of the question gives its position from 0 to 1, so equal questions come to the same place. Positions below
-    HELD_OUT_SHARE are held out, and the rest is cut into folds of equal length.
+    A hash decides, so equal questions stay together.
 
     Returns:
         The number of the fold of each question, from 0 to 3; `HELD_OUT` (-1) if it is held out.

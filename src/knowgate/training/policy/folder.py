@@ -44,7 +44,7 @@ LEGEND = {  # pattern of the names in the table, and what they mean
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """The parts of a policy (a gate, a threshold and perhaps an arbiter) that are written to its folder.
+    """The parts of a policy (gate, threshold and perhaps arbiter) to write to its folder.
 
     Attributes:
         evidence: The graded questions.
@@ -70,11 +70,9 @@ class PolicyParts:
 
 
 def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -> str:
-    """Return how the manifest of a policy names its arbiter, which chooses between two answers.
+    """Return the arbiter's name in the manifest of a policy.
 
-    A fitted arbiter is named by its folder inside that of the policy, others by a spec such as 'rules'. An arbiter
-    compares the open-book answer (with passages) with a closed-book draft. If the gate reads no draft, the spec tells the
-    arbiter to generate one.
+    Some names make the arbiter generate a draft, for gates without one.
 
     Args:
         chosen: The policy.
@@ -89,7 +87,7 @@ def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -
 
 
 def make_constant_result() -> FitResult:
-    """Return a gate that gives every question the same need, in the form of a fitted gate."""
+    """Return a fitted gate with the same need for every question."""
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return np.full(len(indices), CONSTANT_NEED)
@@ -98,9 +96,7 @@ def make_constant_result() -> FitResult:
 
 
 def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
-    """Write the folder of a policy, which is also the folder of its gate.
-
-    To the files of the gate it adds the arbiter, the guarantee, and sections of the model card about what was tried.
+    """Write the folder of a policy: its gate with arbiter, guarantee and extended model card.
 
     Args:
         parts: The policy.
@@ -136,7 +132,7 @@ def _make_record(parts: PolicyParts) -> dict[str, Any]:
 
 
 def _round_result(result: PolicyResult) -> dict[str, Any]:
-    """Return the fields of a result by name, with floats rounded to four decimals."""
+    """Return the fields of a result, with floats rounded to four decimals."""
     fields = asdict(result).items()
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in fields}
 
@@ -151,10 +147,9 @@ def _add_before_notes(card: str, section: str) -> str:
 
 
 def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any]:
-    """Build the field `guarantee` of the manifest: with confidence 1 - delta, the policy loses at most epsilon.
+    """Build the guarantee: with confidence 1 - delta, the policy loses at most epsilon.
 
-    Epsilon is the accuracy lost compared with always retrieving. It is proven on the held-out rows, which were used neither
-    for training nor for choosing the policy.
+    Epsilon is accuracy compared with always retrieving.
 
     Args:
         parts: The policy.
@@ -185,16 +180,16 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
 
 
 def find_proven_loss(loss: NetLoss, delta: float) -> float:
-    """Return the smallest loss of accuracy that the exact test proves with confidence 1 - delta.
+    """Return the smallest proven loss of accuracy, with confidence 1 - delta.
 
-    The loss is a share of the questions: 0.012 is a loss of 1.2 percentage points. It is a multiple of `LOSS_STEP`.
+    Example: 0.012 means 1.2 percentage points.
 
     Returns:
         The loss; 1.0 if no smaller one is proven, which means that nothing is.
     """
 
     def is_proven(steps: int) -> bool:
-        """Return whether a loss of at most so many steps is proven."""
+        """Return whether a loss of at most `steps` steps is proven."""
         epsilon = steps * LOSS_STEP
         return epsilon >= 1 or compute_net_p_value(loss.lost, loss.gained, loss.n, epsilon, delta) <= delta
 
@@ -202,7 +197,7 @@ def find_proven_loss(loss: NetLoss, delta: float) -> float:
 
 
 def format_proof(loss: NetLoss, confidence: float) -> str:
-    """Say in a sentence what the test questions prove about a loss against always retrieving."""
+    """Describe the proven loss compared with always retrieving, in two sentences."""
     proven = find_proven_loss(loss, round(1 - confidence, 12))
     limit = f"the policy loses at most {100 * proven:.1f} points" if proven < 1 else "nothing is proven"
     return (
@@ -226,7 +221,7 @@ def identify_arbiter(parts: PolicyParts) -> dict[str, str]:
 
 
 def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
-    """Render the card's section about the choice: what was chosen, why, and what was tried."""
+    """Render the card's section about the chosen policy and the others tried."""
     rows = list_shown_results(choice)
     lines = ["| policy | searches | right | LLM calls | against always |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(format_result(name, result))} |" for name, result in rows]
@@ -244,7 +239,7 @@ def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
 
 
 def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
-    """Render a table that shows how right answers change with the share of searches, and its title.
+    """Render a table of right answers by share of searches, with its title.
 
     Args:
         frontier: Results of one policy at several thresholds.
@@ -266,11 +261,9 @@ def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
 
 
 def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
-    """List the rows of the card's table of policies, at most ten, each with its name.
+    """List the named rows of the model card's table of policies.
 
-    First come never and always retrieving, then the chosen policy, the reference (the policy that losses are counted
-    against) and the best others that were tried, most valuable first. The last row is the cross-validated result of the
-    choice or, if one was rejected, of the rejected policy.
+    The last row is a cross-validated result.
     """
     tried = {result.name: result for result in (choice.chosen, choice.reference, *choice.tried)}
     others = [result for name, result in tried.items() if name not in CONSTANT_GATES][:7]
@@ -285,18 +278,18 @@ def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
 
 
 def list_legend(choice: PolicyChoice) -> list[str]:
-    """Explain the names of gates and arbiters that `list_shown_results` shows, one sentence per line."""
+    """Explain the names of gates and arbiters in the card's table."""
     names = " ".join(name for name, _ in list_shown_results(choice))
     return [text for pattern, text in LEGEND.items() if re.search(pattern, names)]
 
 
 def format_result(name: str, result: PolicyResult) -> list[str]:
-    """Format a result as cells: name, searches, right, LLM calls, and points against always retrieving."""
+    """Format a result as the cells of a table row."""
     cells = [f"{result.searches:.1%}", f"{result.right:.1%}", f"{result.llm_calls:.2f}", format_points(result.loss)]
     return [name, *cells]
 
 
 def format_points(loss: NetLoss) -> str:
-    """Format a loss as a change of accuracy in percentage points, such as '-1.2' for 1.2 points lost."""
+    """Format a loss in percentage points. Example: '-1.2' for 1.2 points lost."""
     points = round(-100 * loss.mean, 1)
     return f"{points:+.1f}" if points else "0.0"

@@ -24,7 +24,7 @@ CONSTANT_GATES = (ALWAYS, NEVER)
 
 
 class ChoiceOptions(SafetyLimits):
-    """How many right answers a policy may lose, and the prices of searches, LLM calls and wrong answers."""
+    """How many right answers a policy may lose, and what searches and LLM calls cost."""
 
     price_search: float = option(
         0.05,
@@ -38,7 +38,7 @@ class ChoiceOptions(SafetyLimits):
 
 @dataclass(frozen=True)
 class GateCandidate:
-    """A gate that may be chosen for the policy, with predictions for questions that it was not trained on.
+    """A gate to choose from, with predictions by cross-validation.
 
     Attributes:
         name: Name of the gate.
@@ -56,10 +56,9 @@ class GateCandidate:
 
 @dataclass(frozen=True)
 class ArbiterCandidate:
-    """An arbiter that may be part of the policy, and what it chooses for each question.
+    """An arbiter to choose from, with its choices by cross-validation.
 
-    After retrieval, an arbiter chooses between the closed-book answer (without passages) and the open-book answer. Here it
-    has chosen for questions that it was not trained on.
+    After retrieval, an arbiter chooses between the answers without (closed-book) and with passages.
 
     Attributes:
         name: Name of the arbiter.
@@ -74,7 +73,7 @@ class ArbiterCandidate:
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """Accuracy and cost of a policy (a gate, a threshold and perhaps an arbiter), measured on graded questions.
+    """Accuracy and cost of a policy (gate, threshold and perhaps arbiter).
 
     Attributes:
         gate: Name of the gate.
@@ -112,10 +111,9 @@ class PolicyResult:
         return self.gate in CONSTANT_GATES
 
     def describe_violation(self, limits: SafetyLimits, reference: str) -> str:
-        """Say which limit of lost right answers the policy exceeds.
+        """Describe the first limit of lost answers that the policy exceeds.
 
-        The answers are counted against always retrieving and against the reference. Both the estimated loss and its worst
-        case have a limit.
+        Both the estimated loss and its worst case have a limit.
 
         Args:
             limits: How much the policy may lose.
@@ -137,9 +135,9 @@ class PolicyResult:
         return ""
 
     def describe_extra_cost(self, prices: ChoiceOptions) -> str:
-        """Warn if the policy costs more than always retrieving, because it makes more LLM calls.
+        """Warn if the policy costs more than always retrieving.
 
-        The warning says how much a right answer must be worth for the policy to pay.
+        The warning says how much a right answer must be worth.
 
         Returns:
             The warning; '' if the policy does not cost more.
@@ -175,9 +173,9 @@ def format_change(loss: float) -> str:
 
 
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Combine results on different questions, such as those of the folds, into one result on all of them.
+    """Combine results on different questions, such as folds, into one result.
 
-    Rates are averaged with the number of questions as weight, counts are added up, and names are joined by commas.
+    Rates are averaged, weighted by the number of questions.
     """
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
@@ -232,18 +230,15 @@ class GradedQuestions:
         return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
 
     def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
-        """Return which questions would be answered right if all were retrieved for.
-
-        With an arbiter, it chooses between the answers with and without passages. '' stands for no arbiter.
-        """
+        """Return which questions are answered right after retrieval for all of them."""
         if not arbiter:
             return self.open_right
         return np.where(self.arbiters[arbiter].takes_closed, self.closed_right, self.open_right)
 
     def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
-        """Return the value of a policy for each question: 1 for a right answer or 0, minus the cost of searches and calls.
+        """Return the value of a policy per question: 1 for a right answer, minus costs.
 
-        The cost is divided by `price_wrong`, the price of a wrong answer, so that both have the same unit.
+        Costs are relative to `price_wrong`.
         """
         retrieved = self.gates[gate].needs > threshold
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
@@ -251,10 +246,9 @@ class GradedQuestions:
         return np.asarray(self.answer_right(gate, arbiter, threshold) - cost / self.options.price_wrong)
 
     def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
-        """Count the LLM calls of a policy per question: one, or two if a draft is written before a search.
+        """Count the LLM calls per question: two for a draft plus a search, else one.
 
-        A draft is an answer without passages, which some gates and all arbiters read. If no search follows, the draft is
-        the answer, and no second call is needed.
+        A draft is an answer without passages.
 
         Args:
             gate: Name of the gate.
@@ -266,9 +260,6 @@ class GradedQuestions:
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
         """Measure accuracy and cost of a policy on these questions.
-
-        The policy retrieves if the gate's need is above the threshold. Then the arbiter, if any, chooses between the
-        answers with and without passages.
 
         Args:
             gate: Name of the gate.
@@ -295,12 +286,12 @@ class GradedQuestions:
         return self.evaluate(gate, arbiter, ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE)
 
     def evaluate_thresholds(self, gate: str, arbiter: str) -> list[PolicyResult]:
-        """Evaluate a gate with an arbiter at several thresholds, which lead to fixed retrieval rates."""
+        """Evaluate a gate and an arbiter at thresholds for fixed retrieval rates."""
         thresholds = list_rate_thresholds(self.gates[gate].needs)
         return [self.evaluate(gate, arbiter, threshold) for threshold in thresholds]
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
-        """Return by how much a policy is worth more than another one per question, and the standard error of this mean."""
+        """Return the gain of one policy over another per question, and its standard error."""
         values = self.compute_values(policy.gate, policy.arbiter, policy.threshold)
         gain = values - self.compute_values(other.gate, other.arbiter, other.threshold)
         return float(gain.mean()), float(gain.std() / np.sqrt(len(gain)))

@@ -71,8 +71,7 @@ def fit_policy(
 ) -> FittedPolicy:
     """Choose gate, arbiter and threshold from label runs, test the choice, and write one folder.
 
-    Gates and arbiters are compared by cross-validation on about three quarters of the questions. The others, which nothing
-    else uses, test the result. If no gate is worth its cost, the policy is to always or never retrieve.
+    Cross-validation on three quarters of the questions makes the choice. The other questions test it.
 
     Args:
         runs: One or more label runs of one LLM.
@@ -110,7 +109,7 @@ def fit_policy(
 
 @dataclass(frozen=True)
 class TestedPolicy:
-    """A policy whose gate and arbiter were fitted on all questions to choose on, and its result on the held-out ones.
+    """A fitted policy and its result on the held-out questions.
 
     Attributes:
         result: The fitted gate.
@@ -151,7 +150,7 @@ class PolicySearch:
     # --- both answers -----------------------------------------------------------------------------
 
     def fit_both(self, out: Path) -> FittedPolicy:
-        """Choose, fit, test and write a policy on rows that have a closed-book and an open-book answer."""
+        """Choose, fit, test and write a policy. All rows have answers with and without passages."""
         if shortage := self._describe_shortage():
             self.fitter.report(shortage)
         rows, table = self.evidence.fit_rows, self.evidence.table
@@ -168,7 +167,7 @@ class PolicySearch:
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy.
 
-        If it loses too many right answers in the test, `_replace_failed` chooses another one, which is tested instead.
+        If the test fails, another policy is chosen and tested.
         """
         tested = self._test(choice)
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
@@ -198,10 +197,7 @@ class PolicySearch:
         return FittedPolicy(out, choice, tested.held_out, parts.summary)
 
     def _test(self, choice: PolicyChoice) -> TestedPolicy:
-        """Fit the chosen gate and arbiter on all questions to choose on, and test them on the held-out questions.
-
-        The reference, the policy that losses are counted against, may have an arbiter, too; it is fitted the same way.
-        """
+        """Fit the chosen gate and arbiter, and test them on the held-out questions."""
         chosen = choice.chosen
         rows = self.evidence.held_out
         result, examples = self.fitter.fit_gate(chosen.gate)
@@ -226,16 +222,15 @@ class PolicySearch:
         return TestedPolicy(result, examples, threshold, outcomes, arbiter_folder, held_out)
 
     def _replace_failed(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Choose a constant policy, which makes the same decision for every question, in the place of one that failed.
+        """Choose a replacement for a failed policy, usually a constant one.
 
-        It is the best constant policy; if that one has failed, it is always retrieving. But first, the policy that failed
-        is tried once more if losses were counted against a reference with an arbiter, and the best constant policy has no
-        arbiter. They are then counted against always retrieving alone.
+        A constant policy makes the same decision for every question.
 
         Args:
             choice: The choice with the policy that failed.
             total: Its result on all questions, each tested with a policy that did not learn from it.
         """
+        # Try the failed policy once more, with losses counted against always retrieving alone.
         if choice.reference.arbiter and choice.constant.name == ALWAYS:
             estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
             return replace(choice, reference=choice.always, estimate=estimate)
@@ -266,7 +261,7 @@ class PolicySearch:
         return retrieved
 
     def _measure_topics(self, retrieved: BoolArray | None = None) -> list[TopicResult]:
-        """Measure by topic how much the LLM knows and how often the policy retrieves.
+        """Measure by topic what the LLM knows and how often the policy retrieves.
 
         Args:
             retrieved: For which questions the policy retrieves; None if there is no policy to measure.
@@ -284,7 +279,7 @@ class PolicySearch:
             return []
 
     def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> list[str]:
-        """Say what was chosen and why, and how the policy does on questions that it did not learn from.
+        """Summarize the choice, its reason, and its results on new questions.
 
         Args:
             choice: The choice.
@@ -306,7 +301,7 @@ class PolicySearch:
         ]
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
-        """Say why always retrieving is the result: too few graded questions, or no policy that passes all checks."""
+        """Explain why the result is to always retrieve."""
         if shortage := self._describe_shortage(choice.required_rows):
             return shortage
         if choice.rejected is None:
@@ -317,7 +312,7 @@ class PolicySearch:
         )
 
     def _describe_shortage(self, required: int | None = None) -> str:
-        """Say how many graded questions it takes to prove that a policy that saves searches is safe.
+        """Describe how many graded questions are needed to prove a policy safe.
 
         Args:
             required: Number of questions to choose on that it takes, given the answers that were lost and gained here.
@@ -343,10 +338,9 @@ class PolicySearch:
     # --- closed-book answers only -----------------------------------------------------------------
 
     def fit_closed_book(self, out: Path) -> FittedPolicy:
-        """Fit a policy on label runs that have only closed-book answers (without passages).
+        """Fit a policy on label runs with only closed-book answers (without passages).
 
-        It is the gate that best separates known from unknown questions (AUROC). Its threshold is not calibrated: that
-        would need open-book answers, which show what retrieval gains.
+        It uses the gate with the best AUROC.
         """
         needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
         if not self.fitter.gates:
@@ -370,10 +364,7 @@ class PolicySearch:
         return FittedPolicy(out, None, None, tuple(summary))
 
     def _write(self, parts: PolicyParts, result: FitResult, examples: Examples, out: Path) -> None:
-        """Write the fitted gate to the work folder, then the policy to `out`.
-
-        The folder of a policy is that of its gate, with the policy's own threshold, its arbiter and its guarantee added.
-        """
+        """Write the fitted gate to the work folder, then the policy to `out`."""
         from knowgate.training.gate_artifact import save_fitted
 
         gate_folder = self.fitter.work / "gate"
@@ -382,10 +373,9 @@ class PolicySearch:
 
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
-    """Return the threshold for a gate that was fitted again, on all rows, after its policy had been chosen.
+    """Return a threshold for the final gate with the same retrieval rate.
 
-    The threshold that was chosen in the cross-validation cannot be kept, because the needs of the new gate are on a
-    slightly different scale. With the new threshold, the gate retrieves as often as in the cross-validation.
+    The final gate's needs have a slightly different scale.
 
     Args:
         chosen: The chosen policy.
