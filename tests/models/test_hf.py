@@ -10,6 +10,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
+from knowgate.models.hf import loader
 from knowgate.models.hf.decoding import draw_tokens
 from knowgate.models.hf.forward_pass import PrefixCache
 from knowgate.models.hf.model import HFModel
@@ -281,3 +282,24 @@ def test_an_unknown_number_format_is_refused_with_the_known_ones(model, monkeypa
     monkeypatch.setenv("KNOWGATE_DTYPE", "int3")
     with pytest.raises(BadSetting, match="float32, bfloat16, float16"):
         HFModel(model.source).loaded  # noqa: B018
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_norms_give_the_same_values(dtype):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    norm = LlamaRMSNorm(64, eps=1e-5).to(dtype)
+    torch.nn.init.normal_(norm.weight, mean=1.0, std=0.2)
+    states = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    plain = norm(states)
+    loader.fuse_norms(norm)
+    assert "forward" in vars(norm)
+    np.testing.assert_allclose(norm(states).float().detach(), plain.float().detach(), rtol=0.02, atol=1e-5)
+
+
+def test_norms_of_another_formula_are_not_fused():
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
+    norm = GemmaRMSNorm(8)
+    loader.fuse_norms(norm)
+    assert "forward" not in vars(norm)

@@ -111,7 +111,7 @@ def test_final_states_equal_those_of_plain_decoding(model, past_end, interval, m
     with torch.inference_mode():
         stream = decoding.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [1])
         generation = shared_decoding.SharedGeneration(stream, uniforms, Sampling(), MANY, past_end=past_end)
-        ours = generation.run([1]).samples
+        ours = generation.run([1]).split().samples
         copies = stream.copy(range(3), repeat=5)
         plain = decoding.sample_rows(copies, uniforms, Sampling(), MANY, [1], past_end=past_end)
     for mine, other in zip(ours, plain, strict=True):

@@ -215,11 +215,12 @@ class Labeler:
                 return self._select_evidence(questions, search.result())
 
             selection = thread.submit(select) if can_select_in_thread else None
+            assessments = self._assess(questions)
             closed_prompts = [self.prompts.closed(question) for question in questions]
             closed = self._read(closed_prompts, self.options.samples, with_states=True)
             empty_rows = [self._make_empty_row(question) for question in questions]
             graded = self._grade_in_thread(thread, lambda: self._add_answers(empty_rows, questions, "closed", closed))
-            signals = self._read_signals(questions, closed)
+            signals = self._collect_signals(assessments, closed)
             evidence, open_prompts = selection.result() if selection else select()
             n_open = self.options.samples if self.options.open_samples is None else self.options.open_samples
             opened = self._read(open_prompts, n_open) if open_prompts else []
@@ -273,13 +274,15 @@ class Labeler:
         readings = self.model.read(prompts, request)
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
-    def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
-        """Return signals of each question: the LLM's self-assessment, and SeaKR if recorded.
+    def _collect_signals(
+        self, assessments: Sequence[float | None], closed: Sequence[Reading]
+    ) -> list[dict[str, float]]:
+        """Return the signals of each question by name: its self-assessment, and SeaKR if it is recorded.
 
-        SeaKR measures how much hidden states differ.
+        SeaKR measures how much the hidden states of the sampled answers differ.
         """
         signals: list[dict[str, float]] = []
-        for assessment, reading in zip(self._assess(questions), closed, strict=True):
+        for assessment, reading in zip(assessments, closed, strict=True):
             row_signals = {} if assessment is None else {confidence.SELF_ASSESSMENT: assessment}
             if reading.sample_states is not None:
                 states = reading.sample_states[: samples.SEAKR_SAMPLES]

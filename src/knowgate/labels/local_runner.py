@@ -6,6 +6,7 @@ A distributed runner implements the same protocol (`types.Runner`). It may run b
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from collections import deque
@@ -146,6 +147,7 @@ class LabelingPipeline:
         """Let threads take turns more often, and start the worker processes."""
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
+        gc.freeze()  # collecting garbage among the objects of all imported modules would stop the run for a second
         self._workers.start()
         return self
 
@@ -156,6 +158,7 @@ class LabelingPipeline:
                 self._wait_for_last()
         finally:
             sys.setswitchinterval(self._switch_interval)
+            gc.unfreeze()
             if self._prefetcher:
                 self._prefetcher.close()
             self._thread.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -67,7 +68,25 @@ def load_transformers(name_or_dir: str, bits: int = 0) -> LoadedModel:
         if isinstance(module, GradientCheckpointingLayer):  # the class of decoder layers in transformers
             module.register_forward_pre_hook(_stop_before_layer, with_kwargs=True)
     model = model if bits else _move_to_device(model, device, name_or_dir)  # a quantized model is already on the GPU
+    if device.type == "cuda":
+        fuse_norms(model)
     return LoadedModel(model.eval(), tokenizer, device)
+
+
+def fuse_norms(model: Any) -> None:
+    """Compute each RMS norm of a model by one GPU kernel.
+
+    The code of transformers takes eight kernels. Labeling with passages is a tenth faster with one.
+    """
+    for module in model.modules():
+        # Norms of other formulas, such as those of Gemma, have no `variance_epsilon`.
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.forward = functools.partial(_normalize, module)
+
+
+def _normalize(norm: Any, states: torch.Tensor) -> torch.Tensor:
+    """Return what an RMS norm of transformers returns, up to rounding."""
+    return torch.nn.functional.rms_norm(states, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def _stop_before_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -26,6 +26,8 @@ from knowgate.models.local_backend import GeneratedAnswer, LocalBackend
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
 
+AnswerCollector = Callable[[], DraftsAndSamples]  # makes the answers of a batch from the output of the GPU
+
 
 @dataclass(frozen=True)
 class HFResumeHandle:
@@ -145,11 +147,12 @@ class HFModel(LocalModel, LocalBackend):
             GPU, so it can run in another thread while the GPU works on the next batch.
         """
         layers = self._resolve_layers(request.layers)
-        prompt_states = [_to_numpy(batch.hidden[layer]) for layer in layers]  # one copy per layer, not per prompt
-        answered = self._answer(batch, prompts, request)
+        hidden = [batch.hidden[layer] for layer in layers]
+        collect_answers = self._answer(batch, prompts, request)
+        prompt_states = [_to_numpy(states) for states in hidden]  # copied last, because the host waits for a copy
         # Readings refer to the batch only if drafts may be continued. Otherwise its GPU memory can be freed at once.
         source = batch if request.resumable else None
-        return lambda: self._make_readings(answered, source, prompt_states, request)
+        return lambda: self._make_readings(collect_answers(), source, prompt_states, request)
 
     def _make_readings(
         self, answered: DraftsAndSamples, batch: DecodingBatch | None, states: list[Vector], request: SignalRequest
@@ -197,7 +200,7 @@ class HFModel(LocalModel, LocalBackend):
         layers = self._sample_layers(request)
         return _to_numpy(torch.stack([sample.states[layers[0]] for sample in samples])) if layers else None
 
-    def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> DraftsAndSamples:
+    def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> AnswerCollector:
         """Generate the greedy answers (drafts) and the sampled answers to a batch.
 
         If possible, both are generated in the same steps.
@@ -214,20 +217,21 @@ class HFModel(LocalModel, LocalBackend):
         has_equal_lengths = request.sample_tokens == request.draft_tokens
         if self._can_share_drafts(batch, request) and has_equal_lengths and not self._sample_layers(request):
             generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
-            return generation.run(self._draft_layers(request))
+            return generation.run(self._draft_layers(request)).split
         samples = self._sample(batch, uniforms, request)
-        return replace(self._draft(batch, request), samples=samples)
+        collect_drafts = self._draft(batch, request)
+        return lambda: replace(collect_drafts(), samples=samples)
 
-    def _draft(self, batch: DecodingBatch, request: SignalRequest) -> DraftsAndSamples:
+    def _draft(self, batch: DecodingBatch, request: SignalRequest) -> AnswerCollector:
         """Generate the greedy answer (draft) to each prompt of a batch, without samples."""
         layers = self._draft_layers(request)
         if self._can_share_drafts(batch, request):
             no_uniforms = np.empty((0, request.draft_tokens))  # greedy answers need no random numbers
             generation = SharedGeneration(batch, no_uniforms, None, self.stop_ids, with_drafts=True)
-            return generation.run(layers)
+            return generation.run(layers).split
         drafts = [GeneratedAnswer() for _ in range(len(batch))]
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, layers)
-        return DraftsAndSamples(drafts, [], unfinished)
+        return lambda: DraftsAndSamples(drafts, [], unfinished)
 
     def _draft_layers(self, request: SignalRequest) -> list[int]:
         """Return the layers whose hidden states after the draft are requested."""
@@ -255,7 +259,7 @@ class HFModel(LocalModel, LocalBackend):
         layers = self._sample_layers(request)
         if self.shares_prompt_cache:
             generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, past_end=request.sample_end)
-            return generation.run(layers).samples
+            return generation.run(layers).split().samples
         copies = batch.copy(range(len(batch)), repeat=request.samples)
         return sample_rows(copies, uniforms, request.sampling, self.stop_ids, layers, past_end=request.sample_end)
 

@@ -128,6 +128,42 @@ class DraftsAndSamples:
     unfinished: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class AnswerArrays:
+    """Generated answers on the host, before they become one object each.
+
+    Args:
+        tokens: Token ids (answers x tokens), with NO_TOKEN after the end of an answer.
+        has_ended: Whether the model ended each answer.
+        states: Layer -> hidden states at the end of each answer (answers x width).
+        statistics: Logprob, entropy and margin of the drafts' tokens (3 x prompts x tokens). None without drafts.
+        per_prompt: Number of answers per prompt. If there are drafts, the first answer is the draft.
+    """
+
+    tokens: NDArray[np.int64]
+    has_ended: list[bool]
+    states: Mapping[int, torch.Tensor]
+    statistics: list[list[list[float]]] | None
+    per_prompt: int
+
+    def split(self) -> DraftsAndSamples:
+        """Make an object for each answer. This takes long, so it runs while the GPU generates the next answers."""
+        lengths = (self.tokens != NO_TOKEN).sum(axis=1).tolist()
+        answers = []
+        for i, (padded, length) in enumerate(zip(self.tokens.tolist(), lengths, strict=True)):
+            states = {layer: block[i] for layer, block in self.states.items()}
+            answers.append(GeneratedAnswer(padded[:length], finished=self.has_ended[i], states=states))
+        if self.statistics is None:
+            return DraftsAndSamples([], answers)
+        drafts = answers[:: self.per_prompt]
+        samples = [answer for number, answer in enumerate(answers) if number % self.per_prompt]
+        for draft, *statistics in zip(drafts, *self.statistics, strict=True):
+            # The lists of statistics go on after the end of an answer. `zip` cuts them to its tokens.
+            steps = zip(draft.tokens, *statistics, strict=False)
+            draft.steps = [TokenStep(*step) for step in steps]
+        return DraftsAndSamples(drafts, samples)
+
+
 class SharedGeneration:
     """Generates several answers to each prompt in parallel, token by token.
 
@@ -181,7 +217,7 @@ class SharedGeneration:
         self.states: dict[int, torch.Tensor] = {}  # layer -> hidden states at the token read last (answers x width)
         self.are_finite: list[torch.Tensor] = []  # flags on the device that are checked now and then
 
-    def run(self, layers: Sequence[int]) -> DraftsAndSamples:
+    def run(self, layers: Sequence[int]) -> AnswerArrays:
         """Generate all answers and return them.
 
         Every few steps, ended answers are removed from the batch.
@@ -210,7 +246,7 @@ class SharedGeneration:
             check_stop_flag()
             logits, hidden = self.batch.feed(chosen, layers)
             self.store_states(hidden)
-        return self.collect()
+        return self.copy_to_host()
 
     def choose(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         """Choose the next token of each answer: the most probable one for drafts, a random one for samples.
@@ -340,26 +376,16 @@ class SharedGeneration:
             raise make_nan_error()
         self.are_finite = []
 
-    def collect(self) -> DraftsAndSamples:
-        """Copy all answers from the device to the host, and return them as drafts and samples."""
+    def copy_to_host(self) -> AnswerArrays:
+        """Copy all answers from the device to the host."""
         self.check_finite()
-        states = {layer: block.float().cpu() for layer, block in self.states.items()}
-        has_ended: list[bool] = self.has_ended.tolist()
-        answers = []
-        for i, padded in enumerate(self.tokens.tolist()):
-            tokens = [token for token in padded if token != NO_TOKEN]  # NO_TOKEN fills the rest after the end
-            answer_states = {layer: states[layer][i] for layer in states}
-            answers.append(GeneratedAnswer(tokens, finished=has_ended[i], states=answer_states))
-        if self.statistics is None:
-            return DraftsAndSamples([], answers)
-        drafts = answers[:: self.per_prompt]  # the first answer of each prompt
-        samples = [answer for number, answer in enumerate(answers) if number % self.per_prompt]
-        logprobs, entropies, margins = self.statistics.tolist()
-        for i, draft in enumerate(drafts):
-            # The lists of statistics go on after the end of an answer. `zip` cuts them to its tokens.
-            steps = zip(draft.tokens, logprobs[i], entropies[i], margins[i], strict=False)
-            draft.steps = [TokenStep(*step) for step in steps]
-        return DraftsAndSamples(drafts, samples)
+        return AnswerArrays(
+            tokens=self.tokens.cpu().numpy(),
+            has_ended=self.has_ended.tolist(),
+            states={layer: block.float().cpu() for layer, block in self.states.items()},
+            statistics=None if self.statistics is None else self.statistics.tolist(),
+            per_prompt=self.per_prompt,
+        )
 
 
 def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
