@@ -181,14 +181,19 @@ async def _read_stream(
         if answer.finish_reason is not None or is_enough(answer):
             break
     draft.has_ended = answer.finish_reason is not None
+    draft.completion = await response_body.run_for_size(byte_count, lambda: _join_pieces(answer))
+    return draft
+
+
+def _join_pieces(answer: StreamedResponse) -> Completion | None:
+    """Parse the pieces of a streamed answer like one that is not streamed. Return None if they are invalid."""
     choice = {"text": "".join(answer.texts), "finish_reason": answer.finish_reason or "length"}
-    # Parse the pieces like a response that is not streamed.
     body = {"choices": [{**choice, "logprobs": answer.logprobs or None}]}
     try:
-        (draft.completion,) = await response_body.run_for_size(byte_count, lambda: parse_completions(body))
+        (completion,) = parse_completions(body)
     except ModelError:
-        draft.completion = None
-    return draft
+        return None
+    return completion
 
 
 def _calls_tool(chunk: dict[str, Any]) -> bool:
