@@ -27,7 +27,7 @@ from knowgate.evaluation.replay import (
     measure_never_cost,
 )
 from knowgate.gates.offline_scoring import TableScores
-from knowgate.stats.metrics import BoolArray
+from knowgate.stats.metrics import BoolArray, FloatArray
 
 COST_QUESTIONS = 1_000  # questions that `knowgate cost` shows costs for
 SAVINGS_QUESTIONS = 100_000  # questions that reports show savings for
@@ -192,25 +192,29 @@ def estimate_gated_cost(
         has_arbiter: Whether an arbiter chooses between the answers with and without passages, so that every question
             with a search needs both.
     """
-    gate_tokens = gate.extra_tokens if gate else 0.0
-    calls = 1 + (gate.calls if gate else 0.0)
     search_rate = float((~skips).mean())
-    # If a search found no passages, the closed-book answer is given.
-    tokens_after_search = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
     # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
-    if has_arbiter or (gate is not None and gate.drafts):
-        tokens_after_search = table.closed_tokens + tokens_after_search
-        calls += search_rate
-    answer_tokens = np.where(skips, table.closed_tokens, tokens_after_search)
+    answers_twice = has_arbiter or (gate is not None and gate.drafts)
+    answer_calls = 1 + search_rate if answers_twice else 1
     passage_tokens = np.where(skips, 0, table.passage_tokens)
-    has_passages = table.passage_tokens.any()
+    answer_tokens = _count_answer_tokens(table, skips, answers_twice)
+    gate_tokens = gate.extra_tokens if gate else 0.0
     return PolicyCost(
         searches=search_rate,
-        prompt=float(passage_tokens.mean()) if has_passages else None,
+        prompt=float(passage_tokens.mean()) if table.passage_tokens.any() else None,
         completion=float(answer_tokens.mean()) + gate_tokens if table.has_answer_lengths else None,
-        calls=calls,
+        calls=answer_calls + (gate.calls if gate else 0.0),
         decision_seconds=gate.seconds if gate else 0.0,
     )
+
+
+def _count_answer_tokens(table: LabelTable, skips: BoolArray, answers_twice: bool) -> FloatArray:
+    """Count generated tokens per question. A search may follow an answer without passages."""
+    # If a search found no passages, the closed-book answer is given.
+    tokens_after_search = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
+    if answers_twice:
+        tokens_after_search = table.closed_tokens + tokens_after_search
+    return np.where(skips, table.closed_tokens, tokens_after_search)
 
 
 # --- texts ----------------------------------------------------------------------------------------

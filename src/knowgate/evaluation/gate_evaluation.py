@@ -172,12 +172,8 @@ def _evaluate_runs(
         options: The options of `evaluate`.
         on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
     """
-    arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
-    arbiter = find_policy_arbiter(named) if arbiter is None else arbiter
-    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
-    if options.drop_seen:
-        judges = [str(options.second_look).removesuffix(",verdict=own")] if options.second_look else []
-        table = drop_seen_rows(table, [*named, *judges], get_arbiter_folder(arbiter))
+    arbiter = _choose_arbiter(named, options)
+    table = _load_table(named, runs, arbiter, options)
     scores = score_gates(table, scored, plug_in=options.plug_in)
     if options.record:
         save_scores(table, scores)
@@ -185,15 +181,42 @@ def _evaluate_runs(
     choices = None
     if arbiter is not None:
         choices = arbitrate(table, arbiter, plug_in=options.plug_in, on_progress=on_arbitrated)
-    fingerprint = choices.fingerprint if choices else None
-    used = [*named, *(result.gate for result in evaluation.gates), *([choices.name] if choices else [])]
-    evaluation = replace(
-        evaluation,
-        guarantees=read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint),
-        with_judge=frozenset(get_gate_name(item) for item in used if has_judge(item)),
-    )
+    evaluation = _add_gate_facts(evaluation, named, choices, plug_in=options.plug_in)
     evaluation = _add_optional_tables(evaluation, scores, choices, options)
     return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
+
+
+def _choose_arbiter(gates: Sequence[str | Gate], options: EvaluateOptions) -> Any:
+    """Return the arbiter of the options or, without one, that of the evaluated policy."""
+    if options.arbiter is None:
+        return find_policy_arbiter(gates)
+    return str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
+
+
+def _load_table(
+    gates: Sequence[str | Gate], runs: Sequence[Path], arbiter: Any, options: EvaluateOptions
+) -> LabelTable:
+    """Load label runs, on request without questions that were used for fitting."""
+    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
+    if not options.drop_seen:
+        return table
+    judges = [str(options.second_look).removesuffix(",verdict=own")] if options.second_look else []
+    return drop_seen_rows(table, [*gates, *judges], get_arbiter_folder(arbiter))
+
+
+def _add_gate_facts(
+    evaluation: Evaluation, gates: Sequence[str | Gate], choices: ArbiterChoices | None, *, plug_in: bool
+) -> Evaluation:
+    """Add the guarantees of the gates, and which gates and arbiters run a fine-tuned judge."""
+    fingerprint = choices.fingerprint if choices else None
+    candidates = [*gates, *(result.gate for result in evaluation.gates)]
+    if choices:
+        candidates.append(choices.name)
+    return replace(
+        evaluation,
+        guarantees=read_guarantees(evaluation.table, gates, plug_in=plug_in, arbiter=fingerprint),
+        with_judge=frozenset(get_gate_name(candidate) for candidate in candidates if has_judge(candidate)),
+    )
 
 
 def _add_optional_tables(
