@@ -324,19 +324,8 @@ class AdaptiveRAG:
         """
         states = self._decide(questions, [self.bound_gate, *self._draft_readers])
         yield from (DecisionEvent(state.final_decision) for state in states)
-        retrieving = [state for state in states if state.final_decision.retrieve]
-        if retrieving:
-            self._retrieval.retrieve(retrieving)
-            self._retrieval.fit([state for state in retrieving if state.passages])
-            yield from (PassagesEvent(state.passages) for state in retrieving)
-        open_book = [state for state in states if state.passages]
-        stages.mark_replaceable_answers(self.bound_arbiter, open_book, self.max_tokens)
-        yield from self._answer_open_book(open_book, generate)
-        while remaining := [state for state in open_book if state.round < state.max_rounds]:
-            yield from self._retrieve_again(remaining, generate)
-        with self._lock:
-            chosen = list(stages.arbitrate(self.bound_arbiter, open_book))
-        yield from chosen
+        yield from self._retrieve([state for state in states if state.final_decision.retrieve])
+        yield from self._process_open_book([state for state in states if state.passages], generate)
         closed_book = [state for state in states if not state.passages]
         yield from stages.compute_answers(closed_book)
         yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
@@ -345,6 +334,23 @@ class AdaptiveRAG:
             scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
             self.log.log_answers(answers, scope, self.max_tokens)
         return answers
+
+    def _retrieve(self, states: list[QuestionState]) -> Iterator[StreamEvent]:
+        """Retrieve passages for questions, and fit them into the prompt."""
+        if states:
+            self._retrieval.retrieve(states)
+            self._retrieval.fit([state for state in states if state.passages])
+            yield from (PassagesEvent(state.passages) for state in states)
+
+    def _process_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        """Answer questions with passages, in rounds, and let the arbiter choose."""
+        stages.mark_replaceable_answers(self.bound_arbiter, states, self.max_tokens)
+        yield from self._answer_open_book(states, generate)
+        while remaining := [state for state in states if state.round < state.max_rounds]:
+            yield from self._retrieve_again(remaining, generate)
+        with self._lock:
+            chosen = list(stages.arbitrate(self.bound_arbiter, states))
+        yield from chosen
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
         """Decide for each question whether to retrieve. `readers` request signals of the LLM, such as a draft."""
