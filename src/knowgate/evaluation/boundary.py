@@ -158,19 +158,19 @@ class KnowledgeBoundary:
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
     """Measure an LLM's own knowledge and the effect of retrieval on a label run."""
-    tally = _RowTally()
+    counter = _RowCounter()
     extremes = _ExtremeRows()
     facts: list[QuestionFacts] = []  # a small summary of each row that did not fail
     for row in rows:
-        tally.add(row)
+        counter.add(row)
         if row.error is None:
             facts.append(measures.extract_facts(row))
             extremes.add(row)
-    return _summarize_facts(facts, tally.to_row_counts(facts), extremes)
+    return _summarize_facts(facts, counter.to_row_counts(facts), extremes)
 
 
 @dataclass
-class _RowTally:
+class _RowCounter:
     """Running counts of the rows of a label run."""
 
     properties: Counter[str] = field(default_factory=Counter)  # number of rows with each property

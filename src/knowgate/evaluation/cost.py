@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.display import UNKNOWN_AMOUNT
 from knowgate.core.options import Options, option, read_options
@@ -27,7 +28,7 @@ from knowgate.evaluation.replay import (
     measure_never_cost,
 )
 from knowgate.gates.offline_scoring import TableScores
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray
 
 COST_QUESTIONS = 1_000  # questions that `knowgate cost` shows costs for
 SAVINGS_QUESTIONS = 100_000  # questions that reports show savings for
@@ -193,28 +194,27 @@ def estimate_gated_cost(
             with a search needs both.
     """
     search_rate = float((~skips).mean())
+    calls = 1 + (gate.calls if gate else 0.0)
+    answer_tokens = np.where(skips, table.closed_tokens, _count_tokens_after_search(table))
     # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
-    answers_twice = has_arbiter or (gate is not None and gate.drafts)
-    answer_calls = 1 + search_rate if answers_twice else 1
-    passage_tokens = np.where(skips, 0, table.passage_tokens)
-    answer_tokens = _count_answer_tokens(table, skips, answers_twice)
+    if has_arbiter or (gate is not None and gate.drafts):
+        answer_tokens = answer_tokens + np.where(skips, 0, table.closed_tokens)
+        calls += search_rate
     gate_tokens = gate.extra_tokens if gate else 0.0
+    passage_tokens = np.where(skips, 0, table.passage_tokens)
     return PolicyCost(
         searches=search_rate,
         prompt=float(passage_tokens.mean()) if table.passage_tokens.any() else None,
         completion=float(answer_tokens.mean()) + gate_tokens if table.has_answer_lengths else None,
-        calls=answer_calls + (gate.calls if gate else 0.0),
+        calls=calls,
         decision_seconds=gate.seconds if gate else 0.0,
     )
 
 
-def _count_answer_tokens(table: LabelTable, skips: BoolArray, answers_twice: bool) -> FloatArray:
-    """Count generated tokens per question. A search may follow an answer without passages."""
+def _count_tokens_after_search(table: LabelTable) -> NDArray[Any]:
+    """Count the generated tokens of each answer after a search."""
     # If a search found no passages, the closed-book answer is given.
-    tokens_after_search = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
-    if answers_twice:
-        tokens_after_search = table.closed_tokens + tokens_after_search
-    return np.where(skips, table.closed_tokens, tokens_after_search)
+    return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
 
 
 # --- texts ----------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
             names.append(gate)
             continue
         name = get_gate_name(gate)
-        n_same = sum(other == name or other.startswith(f"{name} (") for other in names)
+        n_same = sum(used == name or used.startswith(f"{name} (") for used in names)
         names.append(f"{name} ({n_same + 1})" if n_same else name)
     return names
 
@@ -186,12 +186,12 @@ class GateDecisions:
     distances: list[float | None] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, other: GateDecisions) -> None:
+    def add(self, further: GateDecisions) -> None:
         """Add the decisions on further questions."""
-        self.needs |= other.needs
-        self.raw |= other.raw
-        self.distances += other.distances
-        self.seconds += other.seconds
+        self.needs |= further.needs
+        self.raw |= further.raw
+        self.distances += further.distances
+        self.seconds += further.seconds
 
 
 @dataclass(frozen=True)

@@ -336,10 +336,7 @@ def _measure_effect(
         changes: 1 where that made the answer correct, -1 where it made it wrong, compared with always giving the
             open-book answer; else 0.
     """
-    # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
-    arbiter_changes = answers.retrieved.astype(float) - answers.opened
-    mean_skip_change = float(answers.closed.mean() - answers.retrieved.mean())
-    gains = changes - arbiter_changes - held_out_skips * mean_skip_change
+    gains = _compute_gains(changes, answers, held_out_skips)
     columns = [recommendation.skips.astype(float), held_out_skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
     measured = replace(
@@ -352,12 +349,18 @@ def _measure_effect(
     )
     if recommendation.is_without_retrieval:
         return measured
-    return replace(
-        measured,
-        gain=gain,
-        beats_chance=_is_above_zero(gains, Z_CERTAIN),
-        likely_beats_chance=_is_above_zero(gains, Z_LIKELY),
-    )
+    beats_chance = _is_above_zero(gains, Z_CERTAIN)
+    likely_beats_chance = _is_above_zero(gains, Z_LIKELY)
+    return replace(measured, gain=gain, beats_chance=beats_chance, likely_beats_chance=likely_beats_chance)
+
+
+def _compute_gains(changes: FloatArray, answers: CorrectAnswers, held_out_skips: BoolArray) -> FloatArray:
+    """Subtract from each change what as many skips at random would change on average."""
+    # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
+    arbiter_changes = answers.retrieved.astype(float) - answers.opened
+    mean_skip_change = float(answers.closed.mean() - answers.retrieved.mean())
+    gains: FloatArray = changes - arbiter_changes - held_out_skips * mean_skip_change
+    return gains
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:

@@ -278,13 +278,13 @@ class AdaptiveRAG:
     def _deployment(self) -> deployment.Deployment:
         """The settings of this pipeline that the guarantee of a gate depends on."""
         return deployment.Deployment(
-            self.threshold,
-            self.retriever.fingerprint if self.retriever else None,
-            self.k,
-            self.max_tokens,
-            self.prompts.open_fingerprint,
-            self.reranker.fingerprint if self.reranker else None,
-            RERANK_CANDIDATES,
+            threshold=self.threshold,
+            retriever=self.retriever.fingerprint if self.retriever else None,
+            k=self.k,
+            max_tokens=self.max_tokens,
+            open_prompts=self.prompts.open_fingerprint,
+            reranker=self.reranker.fingerprint if self.reranker else None,
+            candidates=RERANK_CANDIDATES,
             reranks_sometimes=self.rerank_margin is not None,
             filters_passages=self.second_look is not None,
             arbiter=self.bound_arbiter.fingerprint if self.bound_arbiter else None,
@@ -303,13 +303,15 @@ class AdaptiveRAG:
         if self.retriever is None:
             raise BadSetting("there are no documents to retrieve from. Give `retriever`, or use the gate 'never'.")
         return RetrievalStage(
-            self.retriever,
-            self.reranker,
-            self.second_look,
-            self.k,
-            self.rerank_margin,
-            lambda question, passages: fit_passages(self.model, self.prompts, question, passages, self.max_tokens),
-            self._lock,
+            retriever=self.retriever,
+            reranker=self.reranker,
+            second_look=self.second_look,
+            k=self.k,
+            rerank_margin=self.rerank_margin,
+            fit_passages=lambda question, passages: fit_passages(
+                self.model, self.prompts, question, passages, self.max_tokens
+            ),
+            lock=self._lock,
         )
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:

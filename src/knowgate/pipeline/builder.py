@@ -29,7 +29,7 @@ from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.retrieval.index import build_index
 from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker, describe_llm_mismatch, is_aligned_reranker
-from knowgate.types import AnswerPair, Completion, Passage, Question, Reading, Token
+from knowgate.types import AnswerPair, Completion, Gate, Passage, Question, Reading, Token
 from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
 
 log = logging.getLogger(__name__)
@@ -59,11 +59,9 @@ def build_pipeline(
     if not retrieves:
         unused = {"rerank": None, "rerank_margin": None, "second_look": None, "log": None, "log_drafts": False}
         settings = settings.replace(arbiter="none", **unused)
-    # The default gate depends on the model, which is built after the documents are checked.
+    # None stands for the default gate, which depends on the model.
     gate = None if settings.gate == DEFAULT_GATE else load_gate(settings.gate, plug_in=settings.plug_in)
-    retriever = build_retriever(settings) if retrieves else None
-    if retrieves and retriever is None and (gate is None or gate.name != "never"):
-        raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
+    retriever = _build_required_retriever(settings, gate) if retrieves else None
     model = model or build_model(settings.model, record)
     prompts = load_answer_prompts(settings.prompts, settings.lang, model)
     if gate is None and is_text_only(model):
@@ -85,6 +83,14 @@ def build_pipeline(
     )
     _warn_about_gate(rag, settings)
     return rag
+
+
+def _build_required_retriever(settings: PipelineOptions, gate: Gate | None) -> Retriever | None:
+    """Build the retriever. Only the gate 'never' can do without documents."""
+    retriever = build_retriever(settings)
+    if retriever is None and (gate is None or gate.name != "never"):
+        raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
+    return retriever
 
 
 def _warn_about_gate(rag: AdaptiveRAG, settings: PipelineOptions) -> None:
