@@ -55,35 +55,63 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
     Raises:
         BadInput: The log contains no decision of a gate, or is not a decision log.
     """
-    log = LoggedTraffic(_get_path(location))
-    usable: dict[str, dict[str, Any]] = {}  # decisions by their key
-    for key, text in _read_rows(location, DECISIONS_QUERY):
-        record = _parse_record(text, log.left_out)
-        if record and _is_usable(record, arm, log.left_out):
-            usable[key] = record
-    if not usable:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
-        left_out = f" (left out: {reasons})" if reasons else ""
+    decisions, left_out = _read_usable_decisions(location, arm)
+    if not decisions:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        explanation = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"{log.path} contains no decision of a gate{left_out}. Send more questions to the server, or choose "
-            "another `arm`."
+            f"{_get_path(location)} contains no decision of a gate{explanation}. Send more questions to the server, or "
+            "choose another `arm`."
         )
-    # An audit answers a question with and without passages, to check its decision. These are the audits by decision.
-    audits: dict[str, list[tuple[str, float]]] = {}
-    for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
-        audits.setdefault(decision, []).append((kind, lost))
-    counts = Counter((str(record["gate"]), float(record["threshold"])) for record in usable.values())
-    ((most_frequent, n_events),) = counts.most_common(1)
-    if n_events < len(usable):
-        log.left_out["of another gate or threshold"] = len(usable) - n_events
-    gate, threshold = most_frequent
+    audits = _read_audits(location)
+    counts = Counter(map(_get_gate_and_threshold, decisions.values()))
+    (((gate, threshold), n_events),) = counts.most_common(1)
+    if n_events < len(decisions):
+        left_out["of another gate or threshold"] = len(decisions) - n_events
+    log = LoggedTraffic(_get_path(location), left_out=left_out)
     log.gates[gate] = n_events
     log.thresholds[threshold] = n_events
-    for key, record in usable.items():
-        if (str(record["gate"]), float(record["threshold"])) == most_frequent:
+    for key, record in decisions.items():
+        if _get_gate_and_threshold(record) == (gate, threshold):
             log.events.append(_make_event(record, audits.get(key, ())))
             log.models[str(record.get("model", "?"))] += 1
     return log
+
+
+def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict[str, dict[str, Any]], Counter[str]]:
+    """Read the decisions of one arm that can be replayed; all arms if `arm` is None.
+
+    Returns:
+        The decisions by their key, and how many were left out for each reason.
+    """
+    decisions: dict[str, dict[str, Any]] = {}
+    left_out = Counter[str]()
+    for key, text in _read_rows(location, DECISIONS_QUERY):
+        try:
+            record = _parse_record(text)
+        except BadInput:
+            left_out["that cannot be read"] += 1
+            continue
+        if arm is None or record.get("arm", "a") == arm:
+            reason = _find_reason_to_leave_out(record)
+            if reason:
+                left_out[reason] += 1
+            else:
+                decisions[key] = record
+    return decisions, left_out
+
+
+def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float]]]:
+    """Read the audits of each decision. An audit answers a question with and without passages."""
+    audits: dict[str, list[tuple[str, float]]] = {}
+    for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
+        audits.setdefault(decision, []).append((kind, lost))
+    return audits
+
+
+def _get_gate_and_threshold(record: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the gate and the threshold of a stored decision."""
+    return str(record["gate"]), float(record["threshold"])
 
 
 def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
@@ -193,42 +221,28 @@ class DecisionRecord:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def _parse_record(text: Any, left_out: Counter[str]) -> dict[str, Any]:
-    """Parse the JSON of a stored decision. An unreadable one gives {} and is counted."""
-    try:
-        record = parse_json(str(text), "the record")
-        if not isinstance(record, dict):
-            raise BadInput("the decision is not a JSON object.")
-        if record.get("gated") is False:  # forwarded without a decision, so the fields below are missing
-            return record
-        decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
-        if decision.need is None and not decision.rule:
-            raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
-    except BadInput:
-        left_out["that cannot be read"] += 1
-        return {}
+def _parse_record(text: Any) -> dict[str, Any]:
+    """Parse the JSON of a stored decision. Raises BadInput if it is not valid."""
+    record = parse_json(str(text), "the record")
+    if not isinstance(record, dict):
+        raise BadInput("the decision is not a JSON object.")
+    if record.get("gated") is False:  # forwarded without a decision, so the fields below are missing
+        return record
+    decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
+    if decision.need is None and not decision.rule:
+        raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
     return record
 
 
-def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str]) -> bool:
-    """Return whether a decision can be replayed: made by the gate, with unchanged options.
-
-    Args:
-        record: The stored decision.
-        arm: Arm of an A/B test. Decisions of the other arm cannot be used.
-        left_out: Number of decisions that cannot be used, by reason. It is updated, but not for the other arm.
-    """
-    if arm is not None and record.get("arm", "a") != arm:
-        return False
+def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
+    """Return why a decision cannot be replayed; None if it can."""
     if record.get("own_options"):
-        left_out["that set options of their own"] += 1
-    elif record.get("gated") is False:
-        left_out["passed on without a decision"] += 1
-    elif set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
-        left_out["decided without the gate, which failed"] += 1
-    else:
-        return True
-    return False
+        return "that set options of their own"
+    if record.get("gated") is False:
+        return "passed on without a decision"
+    if set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
+        return "decided without the gate, which failed"
+    return None
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
@@ -242,21 +256,19 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     """
     retrieved = bool(record["retrieve"])
     would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())  # noted in shadow mode
-    need = -math.inf if would_skip else math.inf  # of a rule, which decides the same at every threshold
-    if not record.get("rule"):
-        need = float(record["need"])
+    rule_need = -math.inf if would_skip else math.inf  # a rule decides the same at every threshold
     times = record.get("milliseconds") or {}
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     total_seconds = float(times.get("total", 0.0)) / 1000
-    rest = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
+    answering = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
     # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
     # they apply only to questions that the gate skips.
     losses = [lost for kind, lost in audits if kind == "label" or would_skip]
     event = TrafficEvent(
-        need,
+        rule_need if record.get("rule") else float(record["need"]),
         retrieved,
         reading=EventCost(seconds=reading_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
         has_draft=DRAFT_BY_WAY.get(str(record.get("way"))),
     )
-    return replace(event, opened=rest) if retrieved else replace(event, closed=rest)
+    return replace(event, opened=answering) if retrieved else replace(event, closed=answering)

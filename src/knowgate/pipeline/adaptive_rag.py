@@ -278,13 +278,13 @@ class AdaptiveRAG:
     def _deployment(self) -> deployment.Deployment:
         """The settings of this pipeline that the guarantee of a gate depends on."""
         return deployment.Deployment(
-            self.threshold,
-            self.retriever.fingerprint if self.retriever else None,
-            self.k,
-            self.max_tokens,
-            self.prompts.open_fingerprint,
-            self.reranker.fingerprint if self.reranker else None,
-            RERANK_CANDIDATES,
+            threshold=self.threshold,
+            retriever=self.retriever.fingerprint if self.retriever else None,
+            k=self.k,
+            max_tokens=self.max_tokens,
+            open_prompts=self.prompts.open_fingerprint,
+            reranker=self.reranker.fingerprint if self.reranker else None,
+            candidates=RERANK_CANDIDATES,
             reranks_sometimes=self.rerank_margin is not None,
             filters_passages=self.second_look is not None,
             arbiter=self.bound_arbiter.fingerprint if self.bound_arbiter else None,
@@ -303,13 +303,15 @@ class AdaptiveRAG:
         if self.retriever is None:
             raise BadSetting("there are no documents to retrieve from. Give `retriever`, or use the gate 'never'.")
         return RetrievalStage(
-            self.retriever,
-            self.reranker,
-            self.second_look,
-            self.k,
-            self.rerank_margin,
-            lambda question, passages: fit_passages(self.model, self.prompts, question, passages, self.max_tokens),
-            self._lock,
+            retriever=self.retriever,
+            reranker=self.reranker,
+            second_look=self.second_look,
+            k=self.k,
+            rerank_margin=self.rerank_margin,
+            fit_passages=lambda question, passages: fit_passages(
+                self.model, self.prompts, question, passages, self.max_tokens
+            ),
+            lock=self._lock,
         )
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
@@ -324,19 +326,8 @@ class AdaptiveRAG:
         """
         states = self._decide(questions, [self.bound_gate, *self._draft_readers])
         yield from (DecisionEvent(state.final_decision) for state in states)
-        retrieving = [state for state in states if state.final_decision.retrieve]
-        if retrieving:
-            self._retrieval.retrieve(retrieving)
-            self._retrieval.fit([state for state in retrieving if state.passages])
-            yield from (PassagesEvent(state.passages) for state in retrieving)
-        open_book = [state for state in states if state.passages]
-        stages.mark_replaceable_answers(self.bound_arbiter, open_book, self.max_tokens)
-        yield from self._answer_open_book(open_book, generate)
-        while remaining := [state for state in open_book if state.round < state.max_rounds]:
-            yield from self._retrieve_again(remaining, generate)
-        with self._lock:
-            chosen = list(stages.arbitrate(self.bound_arbiter, open_book))
-        yield from chosen
+        yield from self._retrieve([state for state in states if state.final_decision.retrieve])
+        yield from self._process_open_book([state for state in states if state.passages], generate)
         closed_book = [state for state in states if not state.passages]
         yield from stages.compute_answers(closed_book)
         yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
@@ -345,6 +336,23 @@ class AdaptiveRAG:
             scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
             self.log.log_answers(answers, scope, self.max_tokens)
         return answers
+
+    def _retrieve(self, states: list[QuestionState]) -> Iterator[StreamEvent]:
+        """Retrieve passages for questions, and fit them into the prompt."""
+        if states:
+            self._retrieval.retrieve(states)
+            self._retrieval.fit([state for state in states if state.passages])
+            yield from (PassagesEvent(state.passages) for state in states)
+
+    def _process_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        """Answer questions with passages, in rounds, and let the arbiter choose."""
+        stages.mark_replaceable_answers(self.bound_arbiter, states, self.max_tokens)
+        yield from self._answer_open_book(states, generate)
+        while remaining := [state for state in states if state.round < state.max_rounds]:
+            yield from self._retrieve_again(remaining, generate)
+        with self._lock:
+            chosen = list(stages.arbitrate(self.bound_arbiter, states))
+        yield from chosen
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
         """Decide for each question whether to retrieve. `readers` request signals of the LLM, such as a draft."""
