@@ -89,10 +89,10 @@ def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -
 def make_constant_result() -> FitResult:
     """Return a fitted gate with the same need for every question."""
 
-    def raw(indices: Sequence[int]) -> FloatArray:
+    def score_rows(indices: Sequence[int]) -> FloatArray:
         return np.full(len(indices), CONSTANT_NEED)
 
-    return FitResult(CONSTANT_GATE, {}, frozenset(), SignalRequest(), {}, raw)
+    return FitResult(CONSTANT_GATE, {}, frozenset(), SignalRequest(), {}, score_rows)
 
 
 def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
