@@ -200,17 +200,22 @@ class SinglePromptBackend(Backend):
         """
         if resume is not None:
             check_resume_options(temperature, n)
-            # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
-            return self._map(lambda draft: [self._complete_draft(draft, max_tokens)], drafts)
+            return self._continue_drafts(prompts, resume, max_tokens)
         if temperature > 0:
             return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
         if n == 0:
             return [[] for _ in prompts]
-        # Greedy answers are all equal, and vLLM refuses n > 1 for them.
-        return self._map(
-            lambda prompt: [self._complete_draft(RemoteDraft(prompt, None), max_tokens, seed)] * n, prompts
-        )
+        empty_drafts = [RemoteDraft(prompt, None) for prompt in prompts]
+        answers = self._map(lambda draft: self._complete_draft(draft, max_tokens, seed), empty_drafts)
+        return [[answer] * n for answer in answers]  # greedy answers are all equal, and vLLM refuses n > 1 for them
+
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[list[Completion]]:
+        """Return the whole greedy answer for each draft, as a list of one completion."""
+        # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
+        drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, handles, strict=True)]
+        return self._map(lambda draft: [self._complete_draft(draft, max_tokens)], drafts)
 
 
 def check_resume_options(temperature: float, n: int) -> None:
