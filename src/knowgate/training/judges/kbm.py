@@ -19,7 +19,6 @@ from knowgate.gates import kbm as kbm_gate
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
 from knowgate.gates.judges.causal_judge import CausalJudge
 from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, PASSAGE_EXAMPLES
-from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
@@ -84,7 +83,7 @@ def fit_kbm(
     )
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        prompts = [build_kbm_prompt(examples.questions[index]) for index in indices]
+        prompts = [kbm_gate.render_kbm_prompt(fitted.judge, examples.questions[index]) for index in indices]
         return 1 - kbm_gate.compute_kbm_confidence(fitted.judge, head, prompts)
 
     n_with_passages = sum(_has_passage_labels(examples.rows[index]) for index in examples.split.train)
@@ -148,7 +147,7 @@ def _make_examples(
     for index in indices:
         row, question = examples.rows[index], examples.questions[index]
         if row.closed is not None:
-            made.append(_make_example(judge, build_kbm_prompt(question), row.closed, taus))
+            made.append(_make_example(judge, kbm_gate.render_kbm_prompt(judge, question), row.closed, taus))
         if row.open is not None and _has_passage_labels(row):
             prompt = kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)
             made.append(_make_example(judge, prompt, row.open, taus))
