@@ -79,7 +79,9 @@ class KbmGate(FittedGate):
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval as 1 - P(True)."""
-        return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(item) for item in questions])
+        return 1 - compute_kbm_confidence(
+            self.judge, self.head, [render_kbm_prompt(self.judge, item) for item in questions]
+        )
 
     @property
     def passage_filter(self) -> Self:
@@ -110,7 +112,7 @@ class KbmGate(FittedGate):
         if self.verdict == "own":
             is_useful[rows] = confidence >= SUFFICIENT_CONFIDENCE
         else:
-            prompts_without_passages = [build_kbm_prompt(questions[row]) for row in rows]
+            prompts_without_passages = [render_kbm_prompt(self.judge, questions[row]) for row in rows]
             is_useful[rows] = confidence >= compute_kbm_confidence(self.judge, self.head, prompts_without_passages)
         return is_useful.tolist()
 
@@ -148,8 +150,14 @@ def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPro
     return judge.encode(prompt, MASTERY_START, mastery + CERTAINTY_START)
 
 
-def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], max_tokens: int) -> str:
-    """Build a prompt with as many passages as fit. Of a single long passage, only the start is kept."""
+def render_kbm_prompt(
+    judge: CausalJudge, question: Question, passages: Sequence[Passage] = (), max_tokens: int = 0
+) -> str:
+    """Build a prompt with as many passages as fit.
+
+    Only the start of a long question, or of a single long passage, is kept.
+    """
+    question = judge.shorten(question)
     limit = min(max_tokens, judge.model.context_window - 1)
     remaining = list(passages)
     while remaining and _count_tokens(judge, build_kbm_prompt(question, remaining)) > limit:

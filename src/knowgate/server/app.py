@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.gates import DEFAULT_GATE
+from knowgate.models.backend import CLIENT
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever
@@ -162,6 +163,7 @@ class EndpointApp:
         key = None if self.endpoint.is_public else policy.authenticate(request)
         policy.authorize(key, needs_admin=self.endpoint.needs_admin)
         trace.owner = "" if key is None else key.name
+        CLIENT.set(trace.owner)  # local models and searches serve API keys in turn
         trace.is_admin = key is None or key.admin
         trace.shares_labels = trace.is_admin or self.service.options.share_labels
         request.state.key = key

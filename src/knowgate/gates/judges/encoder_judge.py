@@ -19,6 +19,7 @@ from knowgate.errors import WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.stats.metrics import FloatArray, sigmoid
+from knowgate.types import Question
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +131,10 @@ class EncoderJudge:
         )["offset_mapping"]
         end = offsets[-1][1] if offsets else 0  # where the last token ends in the text
         return text[:end]
+
+    def shorten(self, question: Question) -> Question:
+        """Return the question unchanged, because `encode_answer` cuts the pair to the encoder's maximum length."""
+        return question
 
     def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, as predicted by one encoder."""

@@ -215,7 +215,6 @@ class LocalChat:
         Raises:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
         """
-        CLIENT.set(trace.owner)  # the threads of the model serve API keys in turn
         request = parse_request(LocalChatRequest, body)
         model = self.gate_service.rag.model
         options = self.gate_service.assign_arm(read_request_options(body), body, trace)

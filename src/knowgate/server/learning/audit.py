@@ -229,14 +229,19 @@ class Auditor:
         """Why audits pause for lack of budget, or "" if they do not."""
         return self.budget.describe_pause(self.calls_per_audit)
 
-    def reserve(self, owner: str) -> bool:
+    def reserve(self, owner: str, arm_name: str) -> bool:
         """Reserve the LLM calls for an audit, and return whether this succeeded. Then call `submit` or `release`.
 
         Args:
             owner: Name of the API key of the request. Each key has its own queue.
+            arm_name: Name of the arm that decided. An audit that finds the queue full counts as dropped.
         """
-        has_space = self.store is not None and not self._get_queue(owner).full()
-        return has_space and self.budget.reserve(owner, self.calls_per_audit)
+        if self.store is None:
+            return False
+        if self._get_queue(owner).full():
+            self.counts[arm_name, "dropped"] += 1
+            return False
+        return self.budget.reserve(owner, self.calls_per_audit)
 
     def _get_queue(self, owner: str) -> asyncio.Queue[AuditJob]:
         """Return the queue of audits of an API key."""

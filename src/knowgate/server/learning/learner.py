@@ -91,7 +91,8 @@ class TrafficLearner:
         assert trace.decision is not None
         # During an alarm, the server always retrieves. The gate still decides, so "alarm" does not count as a failure.
         is_gate_decision = not trace.decision.rule and not set(trace.degraded) - {"alarm"}
-        return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
+        is_drawn = is_gate_decision and self.random.random() < self.audit_share
+        return is_drawn and self.auditor.reserve(trace.owner, trace.arm)
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
         """Process a sent answer: show it on the dashboard, label its question, start an audit.

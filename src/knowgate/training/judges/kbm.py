@@ -19,7 +19,6 @@ from knowgate.gates import kbm as kbm_gate
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
 from knowgate.gates.judges.causal_judge import CausalJudge
 from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, PASSAGE_EXAMPLES
-from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
@@ -96,7 +95,7 @@ def fit_kbm(
 
 def _score_rows(examples: Examples, judge: CausalJudge, head: str, indices: Sequence[int]) -> FloatArray:
     """Return the judge's probability that the questions with these indices are not known."""
-    prompts = [build_kbm_prompt(examples.questions[index]) for index in indices]
+    prompts = [kbm_gate.render_kbm_prompt(judge, examples.questions[index]) for index in indices]
     return 1 - kbm_gate.compute_kbm_confidence(judge, head, prompts)
 
 
@@ -147,7 +146,7 @@ def _make_examples(
     for index in indices:
         row, question = examples.rows[index], examples.questions[index]
         if row.closed is not None:
-            made.append(_make_example(judge, build_kbm_prompt(question), row.closed, taus))
+            made.append(_make_example(judge, kbm_gate.render_kbm_prompt(judge, question), row.closed, taus))
         if row.open is not None and _has_passage_labels(row):
             prompt = kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)
             made.append(_make_example(judge, prompt, row.open, taus))
