@@ -366,3 +366,22 @@ def test_the_embedding_model_of_a_database_is_loaded_at_the_start(serve, monkeyp
     monkeypatch.setattr("knowgate.pipeline.builder.load_retriever", lambda *spec: retriever)
     serve(gate="always", docs=None, index="pgvector:x")
     assert embedder.is_loaded
+
+
+def test_a_decision_log_that_hangs_delays_no_reader_for_long(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.telemetry.decision_log.READ_SECONDS", 0.1)
+    monkeypatch.setattr("knowgate.server.telemetry.snapshot.READ_SECONDS", 0.1)
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "keep_questions": True})
+    id = ask(address).headers["x-knowgate-id"]
+    has_recovered = threading.Event()
+    blocked = app.state.service.decision_log._thread.submit(has_recovered.wait)  # as by a database that hangs
+    try:
+        assert httpx.get(f"{address}/v1/decisions/{id}").status_code == 503
+        assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).status_code == 503
+        assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).status_code == 503
+        dashboard = httpx.get(f"{address}/v1/dashboard")
+        assert dashboard.status_code == 200  # with the decisions that this process has in memory
+    finally:
+        has_recovered.set()
+        blocked.result()
+    assert httpx.get(f"{address}/v1/decisions/{id}").status_code == 200

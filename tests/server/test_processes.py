@@ -57,6 +57,33 @@ def test_sigterm_finishes_streams_and_writes_all_rows(stub, arguments, tmp_path)
     assert rows(tmp_path / "d.db") == {chunks[0]["knowgate"]["id"]}
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_refuses_new_connections_while_streams_end_and_exits_with_0(stub, arguments, tmp_path, workers):
+    stub.slow = 0.7
+    found = []
+    with served(tmp_path, *arguments, "--workers", workers) as server:
+        asking = threading.Thread(target=lambda: found.append(ask(server.address, stream=True)))
+        asking.start()
+        until(lambda: bool(stub.bodies))
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: is_refused(server.address))
+        assert asking.is_alive()
+        asking.join()
+        assert server.wait() == 0
+    assert events(found[0])[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def is_refused(address):
+    """Return whether the server refuses a connection. One that is not answered is a failure."""
+    try:
+        httpx.get(f"{address}/health", timeout=2)
+    except httpx.ConnectError:
+        return True
+    except httpx.RemoteProtocolError:  # it was accepted just before the port was closed
+        return False
+    return False
+
+
 def rows(path):
     file = sqlite3.connect(path)
     try:
@@ -174,6 +201,56 @@ def test_workers_share_decision_log_metrics_and_dashboard(arguments, tmp_path):
         metrics = httpx.get(f"{server.address}/metrics", timeout=30).text
     assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in metrics
     assert rows(tmp_path / "d.db") == set(ids)
+
+
+def test_audits_are_summed_over_all_workers(arguments, tmp_path):
+    audits = ["--audit", "1", "--audit-budget", "10000"]
+    with served(tmp_path, *arguments, *audits, "--workers", "2") as server:
+        wait_for_two_serving_workers(server, tmp_path)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: ask(server.address), range(20)))
+        count = len(rows(tmp_path / "d.db"))
+
+        def read_counts():
+            """Read the counts several times: every connection may reach another worker."""
+            arms = [httpx.get(f"{server.address}/v1/learning", timeout=60).json()["arms"] for _ in range(8)]
+            metrics = [httpx.get(f"{server.address}/metrics", timeout=60).text for _ in range(8)]
+            lines = [line for text in metrics for line in text.splitlines() if line.startswith("knowgate_audits_total")]
+            return [arm["a"]["audits"] for arm in arms], lines
+
+        line = f'knowgate_audits_total{{arm="a",result="loss"}} {count}.0'
+        until(lambda: read_counts() == ([{"loss": count}] * 8, [line] * 8))
+
+
+def wait_for_two_serving_workers(server, folder):
+    """Send requests until two workers have written their statistics, which they do after a request."""
+
+    def both_have_written():
+        ask(server.address)
+        file = sqlite3.connect(folder / "d.db")
+        (count,) = file.execute("SELECT COUNT(*) FROM figures").fetchone()
+        file.close()
+        return count == 2
+
+    until(both_have_written)
+
+
+@linux
+def test_a_worker_that_cannot_be_replaced_leaves_the_other_one_serving(arguments, invented, tmp_path):
+    with served(tmp_path, *arguments, "--workers", "2") as server:
+        wait_for_two_serving_workers(server, tmp_path)
+
+        def list_problems():
+            return httpx.get(f"{server.address}/ready", timeout=60).json()["degraded"]
+
+        docs = Path(invented.docs)
+        docs.rename(tmp_path / "away")
+        os.kill(list_workers(server)[0], signal.SIGKILL)
+        until(lambda: list_problems() == ["1 of 2 workers cannot start; the server's log says why"], server.process)
+        assert ask(server.address).status_code == 200
+        (tmp_path / "away").rename(docs)
+        until(lambda: list_problems() == [], server.process)
+        assert len(list_workers(server)) == 2
 
 
 @pytest.mark.slow

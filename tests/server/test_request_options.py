@@ -18,6 +18,7 @@ from knowgate.types import Passage
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.processes import until
 
 # --- policy ---------------------------------------------------------------------------------------
 
@@ -144,6 +145,15 @@ def test_invalid_loss_and_filter_are_rejected(serve, wish):
 def stored(tmp_path):
     """A log of decisions that keeps questions."""
     return {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
+
+
+def test_forgetting_does_not_count_what_another_process_has_deleted(serve, tmp_path):
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
+    (first, _), (second, _) = (serve(gate="never", options=options) for _ in range(2))
+    id = ask(first).headers["x-knowgate-id"]
+    until(lambda: httpx.delete(f"{second}/v1/decisions/{id}").status_code == 200)
+    ask(first)
+    assert httpx.post(f"{first}/v1/forget", json={"question": UNKNOWN}).json()["decisions"] == 1
 
 
 def test_deleting_a_decision_leaves_others_on_the_same_question_and_forgetting_deletes_all(serve, stored, tmp_path):

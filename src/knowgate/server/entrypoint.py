@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from knowgate.errors import BadSetting, KnowgateError, require_extra
@@ -21,7 +22,7 @@ from knowgate.server.options import ServeOptions
 
 log = logging.getLogger(__name__)
 
-STARTUP_FAILURE = 3  # exit status after which uvicorn does not restart a worker
+STARTUP_FAILURE = 3  # exit status of a worker that cannot start, as in uvicorn
 
 
 def run_server(
@@ -60,19 +61,21 @@ def run_server(
         config = uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)
         AnnouncedServer(config, on_start).run()
         return
-    from knowgate.server.telemetry.snapshot import COUNTS_FILE_VARIABLE, SERVER_ID_VARIABLE
+    from knowgate.server.telemetry.snapshot import COUNTS_FILE_VARIABLE, PROBLEM_FILE_VARIABLE, SERVER_ID_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         os.environ[SERVER_ID_VARIABLE], os.environ[COUNTS_FILE_VARIABLE] = uuid.uuid4().hex, f"{folder}/counts.db"
+        problem_file = Path(folder, "problem.txt")
+        os.environ[PROBLEM_FILE_VARIABLE] = str(problem_file)
         create_worker_app = partial(_create_worker_app, settings, options, read_settings)
         config = uvicorn.Config(create_worker_app, factory=True, workers=options.workers, **uvicorn_options)
         sockets = [config.bind_socket()]
         sockets[0].listen(config.backlog)
-        supervisor = WorkerSupervisor(config, sockets=sockets)
+        supervisor = WorkerSupervisor(config, sockets, problem_file)
         on_start()
         supervisor.run()
-        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        if supervisor.has_failed:
             raise BadSetting("the workers of the server could not start. The messages before this one say why.")
 
 

@@ -30,7 +30,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.metrics import ServerMetrics
-from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, SnapshotExchange
+from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, SnapshotExchange, read_worker_problem
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
@@ -116,9 +116,8 @@ class Service:
 
     def start_learning(self, settings: PipelineOptions) -> None:
         """Create the learner (audits, A/B tests, history), if an option enables it."""
-        self.learner = build_learner(
-            settings, self.options, self.gate_service, self.forwarder, self.decision_log, self.recent
-        )
+        components = (self.gate_service, self.forwarder, self.decision_log, self.recent, self.metrics.add_audit)
+        self.learner = build_learner(settings, self.options, *components)
 
     async def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
         """Use a gate service with new settings for new requests. Requests in progress keep the old one.
@@ -130,9 +129,9 @@ class Service:
         if self.forwarder is not None:
             forwarder = UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
         budget = None if self.learner is None else self.learner.auditor.budget
-        learner_arguments = (self.options, gate_service, forwarder, self.decision_log, self.recent, budget)
+        components = (gate_service, forwarder, self.decision_log, self.recent, self.metrics.add_audit)
         # In a thread, so that other requests are answered meanwhile: reading many stored audits takes seconds.
-        learner = await asyncio.to_thread(build_learner, settings, *learner_arguments)
+        learner = await asyncio.to_thread(build_learner, settings, self.options, *components, budget)
         close_old = self.gate_service.make_closer()
         self.gate_service, self.forwarder = gate_service, forwarder
         if self.local_chat is not None:
@@ -349,10 +348,11 @@ class Service:
         """Answer POST /v1/forget: delete everything about a question. Only admins delete entries of other API keys."""
         question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request)).question
         owner = _get_owner_filter(trace)
-        ids = set(await self.recent.find_ids(question, owner))
+        ids = await self.recent.find_ids(question, owner)
+        self.recent.delete(ids)
         may_remain = False
-        if self.decision_log is not None:
-            ids.update(await self.decision_log.delete(question=question, owner=owner))
+        if self.decision_log is not None:  # has all decisions; another worker may have deleted some of those in memory
+            ids = await self.decision_log.delete(question=question, owner=owner)
             may_remain = await self.decision_log.has_unfindable(owner)
         response = await self._finish_deletion(ids, question, trace)
         if may_remain:
@@ -398,14 +398,16 @@ class Service:
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/learning with the results of audits and A/B tests."""
-        return json_api.json_response(schemas.LearningResponse.model_validate(self._require_learner().to_json()))
+        results = self._require_learner().to_json(self.metrics.count_audits)
+        return json_api.json_response(schemas.LearningResponse.model_validate(results))
 
     async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/learning/clear: clear the alarm of one gate, and restart its audits."""
         learner = self._require_learner()
         clear_request = json_api.parse_request(schemas.ClearAlarmRequest, await self.read_request(request))
         await learner.auditor.clear_alarm(clear_request.arm)
-        return json_api.json_response(schemas.LearningResponse.model_validate(learner.to_json()))
+        results = learner.to_json(self.metrics.count_audits)
+        return json_api.json_response(schemas.LearningResponse.model_validate(results))
 
     async def get_metrics(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /metrics with all metrics in the text format of Prometheus."""
@@ -426,6 +428,8 @@ class Service:
             problems.append(self.rate_limiter.problem)
         if self.learner is not None:
             problems += self.learner.list_problems()
+        if worker_problem := read_worker_problem():
+            problems.append(worker_problem)
         gate, stale = self.gate_service.rag.gate.name, self.gate_service.staleness
         readiness = schemas.ReadyResponse(
             ready=is_ready, breakers=states, gate=gate, stale=stale, degraded=problems, lost_decisions=lost

@@ -71,7 +71,7 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
         "breakers": {breaker.name: breaker.state for breaker in service.breakers},
         "keeps_texts": service.recent.stores_texts,
         "takes_feedback": service.decision_log is not None,
-        "learning": None if service.learner is None else service.learner.to_json(),
+        "learning": None if service.learner is None else service.learner.to_json(service.metrics.count_audits),
         "figures": snapshot.to_json(service.options),
         "recent": await list_recent_decisions(service, snapshot.since),
     }

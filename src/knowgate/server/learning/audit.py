@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -178,7 +177,7 @@ class Auditor:
         store: Stored audits. None if there is no decision log; then no audits are run.
         budget: Limits the LLM calls for audits. They are reserved when a request is sampled.
         asks_llm: Whether the LLM compares two answers whose words differ.
-        counts: Number of audits by name of the arm and result ("loss", "label", "failed" or "dropped").
+        on_result: Called with the name of the arm and the result of an audit: "loss", "label", "failed" or "dropped".
         pending_count: Number of audits that were submitted and have not ended.
     """
 
@@ -189,7 +188,7 @@ class Auditor:
     store: AuditStore | None
     budget: CallBudget
     asks_llm: bool = False
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    on_result: Callable[[str, str], None] = lambda arm, result: None
     pending_count: int = 0
     # Each API key has a queue and a task of its own, so that slow audits of one key do not delay those of others.
     _queues: dict[str, asyncio.Queue[AuditJob]] = field(default_factory=dict)
@@ -239,7 +238,7 @@ class Auditor:
         if self.store is None:
             return False
         if self._get_queue(owner).full():
-            self.counts[arm_name, "dropped"] += 1
+            self.on_result(arm_name, "dropped")
             return False
         return self.budget.reserve(owner, self.calls_per_audit)
 
@@ -260,7 +259,7 @@ class Auditor:
             queue.put_nowait(job)
             self.pending_count += 1
         except asyncio.QueueFull:
-            self.counts[job.arm.name, "dropped"] += 1
+            self.on_result(job.arm.name, "dropped")
             self.release(job.trace.owner)
 
     async def _run_jobs(self, queue: asyncio.Queue[AuditJob]) -> None:
@@ -333,13 +332,13 @@ class Auditor:
         assert self.store is not None
         if not self.recent.stores_texts:
             closed, opened = None, None
-        self.counts[job.arm.name, kind] += 1
+        self.on_result(job.arm.name, kind)
         record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, kind, lost, closed, opened, job.trace.owner)
         self._apply(await self.store.add(record))
 
     async def _store_failure(self, job: AuditJob) -> None:
         """Count an audit without a result, and store it. Audits only for a label are not stored."""
-        self.counts[job.arm.name, FAILED] += 1
+        self.on_result(job.arm.name, FAILED)
         if self.store is not None and job.may_have_changed_answer:
             record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, FAILED, owner=job.trace.owner)
             with suppress(ApiError):  # the decision log has already logged the error

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,11 +142,15 @@ class TrafficLearner:
         audit_problem = self.auditor.pause_reason if self.audit_share else ""
         return [problem for problem in (history_problem, audit_problem) if problem]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the results of learning, in the format of `LearningResponse`."""
+    def to_json(self, count_audits: Callable[[str], dict[str, int]]) -> dict[str, Any]:
+        """Return the results of learning, in the format of `LearningResponse`.
+
+        Args:
+            count_audits: Function that returns the number of audits of an arm by result.
+        """
         experiment, history = self.auditor.experiment, self.labeler.history
         return {
-            "arms": {name: self._arm_to_json(arm) for name, arm in experiment.arms.items()},
+            "arms": {name: _arm_to_json(arm, count_audits(name)) for name, arm in experiment.arms.items()},
             "share_b": experiment.share_b,
             "canary": experiment.canary,
             "audit": self.audit_share,
@@ -154,10 +158,10 @@ class TrafficLearner:
             "labelled": history.n_labeled if history is not None else None,
         }
 
-    def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
-        """Return the results of one gate of the A/B test, including its audits by result."""
-        audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
-        return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
+
+def _arm_to_json(arm: ExperimentArm, audits: dict[str, int]) -> dict[str, Any]:
+    """Return the results of one gate of the A/B test. `audits` has its audits by result."""
+    return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 
 
 def _get_full_draft(trace: RequestTrace) -> str | None:
@@ -215,6 +219,7 @@ def build_learner(
     forwarder: UpstreamForwarder | None,
     decisions: DecisionLog | None,
     recent: RecentDecisions,
+    on_audit: Callable[[str, str], None],
     budget: CallBudget | None = None,
 ) -> TrafficLearner | None:
     """Build the component that learns from requests. The gate service gets its A/B test.
@@ -226,6 +231,7 @@ def build_learner(
         forwarder: Forwarder to the upstream, if there is one.
         decisions: The decision log, if there is one.
         recent: Recent decisions in memory.
+        on_audit: Called with the name of the arm and the result of each audit.
         budget: Budget of audits, which a reload of the settings keeps. Default: a new one.
 
     Returns:
@@ -250,7 +256,7 @@ def build_learner(
     answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
     asks_llm = options.audit_compare == "llm"
     budget = budget or _create_budget(options, store)
-    auditor = Auditor(experiment, answerer, recent, labeler, store, budget, asks_llm=asks_llm)
+    auditor = Auditor(experiment, answerer, recent, labeler, store, budget, asks_llm, on_audit)
     gate_service.experiment = experiment
     return TrafficLearner(auditor, labeler, recent, options.audit)
 

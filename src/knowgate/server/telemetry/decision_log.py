@@ -42,6 +42,7 @@ INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) 
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
+READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 
@@ -201,15 +202,15 @@ class DecisionLog:
     async def _retry(self, work: Callable[[Store], Result]) -> Result:
         """Run a search repeatedly until it finds something. Another process may be about to write."""
         for _ in range(self._attempts - 1):
-            if result := await self.run(work):
+            if result := await self.run(work, READ_SECONDS):
                 return result
             await asyncio.sleep(RETRY_SECONDS)
-        return await self.run(work)
+        return await self.run(work, READ_SECONDS)
 
     async def list_newest(self, count: int, since: float) -> list[dict[str, Any]]:
         """Return the newest decisions of all server processes. `since` is in seconds since 1970."""
         query = "SELECT at, question, record FROM decisions WHERE at >= ? ORDER BY at DESC LIMIT ?"
-        rows = await self.run(lambda store: store.fetch_rows(query, (since, count)))
+        rows = await self.run(lambda store: store.fetch_rows(query, (since, count)), READ_SECONDS)
         return [_to_decision(*row) for row in rows]
 
     async def find_missing(self, ids: Sequence[str]) -> list[str]:
@@ -246,16 +247,22 @@ class DecisionLog:
         """
         return await self.run(lambda store: _store_feedback(store, id, rating, comment, owner))
 
-    async def run(self, work: Callable[[Store], Result]) -> Result:
+    async def run(self, work: Callable[[Store], Result], timeout: float | None = None) -> Result:
         """Run a function on the tables, in the background thread and after all pending writes.
 
+        Args:
+            work: The function.
+            timeout: Maximum time to wait, in seconds. Only for functions that write nothing, because a function that
+                has started is not stopped.
+
         Raises:
-            ApiError: 503 if the store is unavailable.
+            ApiError: 503 if the store is unavailable, or does not respond in time.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._store))
-        except STORE_ERRORS as error:
-            log.warning("The decision log is unavailable: %s", error)
+            async with asyncio.timeout(timeout):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._store))
+        except STORE_ERRORS as error:  # these include TimeoutError, which has no message
+            log.warning("The decision log is unavailable: %s", str(error) or "it does not respond")
             message = "the decision log of the server is unavailable. Try again later."
             raise ApiError(503, message, "log_down") from error
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
@@ -59,6 +59,7 @@ class ServerMetrics:
             "lost_decisions", "Decisions that could not be stored in the decision log, by reason.", ["reason"]
         )
         self.passages = self._counter("passages", "Passages inserted into requests.", [])
+        self.audits = self._counter("audits", "Audits by result.", ["arm", "result"])
         self.duration = self._histogram(
             "request_duration_seconds", "Seconds until the response starts, by route.", ["route"]
         )
@@ -100,6 +101,16 @@ class ServerMetrics:
         """Count decisions that could not be stored. May be called in any thread."""
         self.lost_decisions.labels(reason).inc(count)
 
+    def add_audit(self, arm: str, result: str) -> None:
+        """Count an audit of a gate (arm of the A/B test) by its result."""
+        self.audits.labels(arm, result).inc()
+
+    def count_audits(self, arm: str) -> dict[str, int]:
+        """Return the number of audits of an arm by result, over all workers."""
+        metrics = [metric for metric in self._get_combined_registry().collect() if metric.name == "knowgate_audits"]
+        samples = [sample for metric in metrics for sample in metric.samples if sample.name == "knowgate_audits_total"]
+        return {sample.labels["result"]: int(sample.value) for sample in samples if sample.labels["arm"] == arm}
+
     def format(self, learner: TrafficLearner | None) -> bytes:
         """Return all metrics in the text format of Prometheus.
 
@@ -108,20 +119,20 @@ class ServerMetrics:
         """
         for breaker in self.breakers:
             self.open_breakers.labels(breaker.name).set(breaker.state != "closed")
-        requests = self._format_requests()
+        requests = generate_latest(self._get_combined_registry())
         if learner is None:
             return requests
         registry = CollectorRegistry()
         registry.register(LearningCollector(learner))
         return requests + generate_latest(registry)
 
-    def _format_requests(self) -> bytes:
-        """Format the metrics of requests. If there are several workers, their metrics are combined."""
+    def _get_combined_registry(self) -> CollectorRegistry:
+        """Return the metrics of this process or, if there are several workers, of all of them."""
         if not _has_several_workers():
-            return generate_latest(self.registry)
+            return self.registry
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+        return registry
 
     def close(self) -> None:
         """Remove the gauges of this worker. Its counters stay in the sums over all workers."""
@@ -140,17 +151,13 @@ class LearningCollector(Collector):
     def __init__(self, learner: TrafficLearner):
         self.learner = learner
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield the gauges of each gate (arm) in the A/B test, and audits by result."""
-        auditor = self.learner.auditor
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges of each gate (arm) in the A/B test."""
+        arms = self.learner.auditor.experiment.arms
         for name, (description, get_value) in ARM_GAUGES.items():
             gauge = GaugeMetricFamily(f"knowgate_{name}", description, labels=["arm"])
-            for arm_name, arm in auditor.experiment.arms.items():
+            for arm_name, arm in arms.items():
                 value = get_value(arm.monitor)
                 if value is not None:
                     gauge.add_metric([arm_name], value)
             yield gauge
-        audits = CounterMetricFamily("knowgate_audits", "Audits by result.", labels=["arm", "result"])
-        for (arm_name, result), count in auditor.counts.items():
-            audits.add_metric([arm_name, result], count)
-        yield audits

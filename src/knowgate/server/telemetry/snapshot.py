@@ -14,6 +14,7 @@ import uuid
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -37,6 +38,7 @@ DRAFT_WAYS = ("draft", "race")  # ways to answer that begin with a draft of the 
 RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
 # Environment variables that the parent process sets for the workers.
 SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
+PROBLEM_FILE_VARIABLE = "KNOWGATE_PROBLEM_FILE"
 WRITE_DELAY_SECONDS, HEARTBEAT_SECONDS = 1.0, 60.0
 READ_SECONDS = 2.0  # maximum time to read the statistics of other processes, for which health checks may wait
 WORKER_TIMEOUT_SECONDS = 3 * HEARTBEAT_SECONDS  # a process that has not written for this long is considered gone
@@ -235,6 +237,17 @@ def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
     count = len(ordered)
     percentiles = {f"p{percent}": round(ordered[count * percent // 100], 3) for percent in (50, 95, 99)}
     return {"n": count, **percentiles}
+
+
+def read_worker_problem() -> str:
+    """Return what the parent process says about workers that cannot start, or ""."""
+    file = os.environ.get(PROBLEM_FILE_VARIABLE)
+    if file is None:
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 class SnapshotExchange:
