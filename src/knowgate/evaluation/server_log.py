@@ -30,7 +30,9 @@ DRAFT_BY_WAY = {"question": False, "draft": True, "race": True}  # unknown for a
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
-CORRECTIONS_QUERY = "SELECT decision, answer FROM corrections ORDER BY at"
+OWNERS_QUERY = "SELECT id, owner FROM decisions WHERE question IS NOT NULL"
+CORRECTIONS_QUERY = "SELECT decision, answer, at FROM corrections ORDER BY at"
+FEEDBACK_QUERY = "SELECT decision, at, owner FROM feedback"
 
 LogLocation = Path | DatabaseAddress
 
@@ -114,20 +116,57 @@ def _get_gate_and_threshold(record: Mapping[str, Any]) -> tuple[str, float]:
     return str(record["gate"]), float(record["threshold"])
 
 
-def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
+@dataclass(frozen=True)
+class LoggedQuestions:
+    """Questions of a decision log, with corrections by users as gold answers.
+
+    Attributes:
+        questions: The questions, newest first.
+        n_corrections: Number of questions with a correction.
+        n_keys: Number of API keys that gave these corrections.
+        n_unused: Number of these corrections that are not used, because one key gave most of them.
+    """
+
+    questions: list[Question]
+    n_corrections: int = 0
+    n_keys: int = 0
+    n_unused: int = 0
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The right answer to a question, from a user's feedback.
+
+    Attributes:
+        answer: The right answer.
+        giver: Name of the API key that gave it; empty on a server without keys.
+        is_trusted: Whether it counts in full: it comes from an admin key, or from a server without keys.
+    """
+
+    answer: str
+    giver: str
+    is_trusted: bool
+
+
+def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: bool = False) -> LoggedQuestions:
     """Read the newest distinct questions of a decision log. Corrections by people become gold answers.
+
+    If several API keys asked questions, one key gives at most half of the gold answers. Corrections of other keys'
+    answers come from admin keys, so they all count.
 
     Args:
         location: SQLite file or PostgreSQL address.
         limit: Maximum number of questions.
+        trusts_keys: Use all corrections, because all API keys belong together.
 
     Raises:
         BadInput: The log contains no texts of questions.
     """
-    corrections: dict[str, str] = {str(key): str(answer) for key, answer in _read_rows(location, CORRECTIONS_QUERY)}
+    owners = {str(key): str(owner or "") for key, owner in _read_rows(location, OWNERS_QUERY)}
+    corrections = _read_corrections(location, owners)
     questions: dict[str, Question] = {}  # by text
     for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        gold_answers = (corrections[key],) if key in corrections else ()
+        gold_answers = (corrections[key].answer,) if key in corrections else ()
         question = Question(text, id=str(key), answers=gold_answers)
         if text not in questions:
             if len(questions) < limit:
@@ -139,7 +178,36 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
             f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
             "store them."
         )
-    return list(questions.values())
+    used = {item.id: corrections[item.id] for item in questions.values() if item.answers}
+    has_one_key = len(set(owners.values())) <= 1
+    unused = [] if trusts_keys or has_one_key else _list_excess(used)
+    kept = [replace(item, answers=()) if item.id in unused else item for item in questions.values()]
+    n_keys = len({correction.giver for correction in used.values()})
+    return LoggedQuestions(kept, len(used), n_keys, len(unused))
+
+
+def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[str, Correction]:
+    """Read the corrections by the id of their decision. `owners` has the API key of each decision."""
+    # A correction has the same time as the feedback that it came with.
+    givers = {(key, at): str(owner or "") for key, at, owner in _read_rows(location, FEEDBACK_QUERY)}
+    corrections = {}
+    for key, answer, at in _read_rows(location, CORRECTIONS_QUERY):
+        owner = owners.get(key, "")
+        giver = givers.get((key, at), owner)
+        # Only an admin key can correct answers for other keys.
+        corrections[str(key)] = Correction(str(answer), giver, is_trusted=not giver or giver != owner)
+    return corrections
+
+
+def _list_excess(corrections: Mapping[str, Correction]) -> list[str]:
+    """Return the oldest corrections of a key that gave more than half of all. They are given newest first."""
+    ids_by_key: dict[str, list[str]] = {}
+    for id, correction in corrections.items():
+        if not correction.is_trusted:
+            ids_by_key.setdefault(correction.giver, []).append(id)
+    largest = max(ids_by_key.values(), key=len, default=[])
+    n_others = len(corrections) - len(largest)
+    return largest[n_others:]
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -175,7 +243,7 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
 
 
 def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a SQLite file. A missing table gives no rows.
+    """Yield the rows of a query from a SQLite file. A missing table or column gives no rows.
 
     Raises:
         BadInput: The file is not a SQLite database with a table `decisions`.
@@ -192,6 +260,8 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
             if queried_table in tables:
                 yield from database.execute(query)
     except sqlite3.Error as error:
+        if "no such column" in str(error):  # earlier versions did not store API keys
+            return
         raise BadInput(
             f"{path} cannot be read as a decision log of the server: {error}. Check the file, or restore a backup."
         ) from None

@@ -291,12 +291,16 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages."""
+    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages.
+
+    `correction` is the right answer, if a user gave it.
+    """
 
     at: float
     question: str | None = None
     follow_up: bool | None = None
     feedback: list[FeedbackEntry]
+    correction: str | None = None
 
 
 class FeedbackResponse(ApiResponse):

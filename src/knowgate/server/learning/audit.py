@@ -61,7 +61,7 @@ class AuditRecord:
 
 
 class AuditStore:
-    """Store of audits and corrections in the decision log.
+    """Store of audits in the decision log.
 
     All server processes share it. An audit compares the answers with and without passages.
     """
@@ -114,13 +114,6 @@ class AuditStore:
         rows = store.fetch_rows(query, (self._last_number,))
         self._last_number = rows[-1][0] if rows else self._last_number
         return [AuditRecord(*row[1:]) for row in rows]
-
-    async def add_correction(self, decision: str, answer: str) -> None:
-        """Store the right answer from a user's feedback. It replaces an earlier correction."""
-        await self._decisions.execute(
-            ("DELETE FROM corrections WHERE decision = ?", (decision,)),
-            ("INSERT INTO corrections SELECT id, ?, ? FROM decisions WHERE id = ?", (time.time(), answer, decision)),
-        )
 
     async def find_answers(self, decision: str) -> dict[str, Any]:
         """Return both answers of an audited decision.

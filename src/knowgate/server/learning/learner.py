@@ -195,14 +195,12 @@ async def record_feedback(
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
         raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
-    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, trace.owner):
+    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, trace.owner, feedback.correction):
         raise make_unknown_decision_error(feedback.id)
     recent.update(feedback.id, {"rating": rating})
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:
         audits = learner.auditor.store
-        if feedback.correction:
-            await audits.add_correction(feedback.id, feedback.correction)
         decision = recent.find(feedback.id) or await decisions.find(feedback.id) or {}
         decision = {**await audits.find_answers(feedback.id), **decision}
         has_learnt = trace.shares_labels and await learner.learn_from_feedback(feedback, rating, decision)
