@@ -1,7 +1,6 @@
 """Connections: headers are limited in size, number and time, and old half-open connections make room for others."""
 
 import socket
-import threading
 import time
 from contextlib import suppress
 from types import SimpleNamespace

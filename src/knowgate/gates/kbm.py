@@ -19,7 +19,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges.causal_judge import ADAPTER_FOLDER, CausalJudge, JudgeOptions, load_judge
 from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.models.tokenization import LabelPromptTokens
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Passage, Question, Reading
 
 KBM_LABELS = ("True", "False")
@@ -65,7 +65,7 @@ class KbmGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong."""
         read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
@@ -102,19 +102,21 @@ class KbmGate(FittedGate):
             BadSetting: The judge was trained without passages.
         """
         self._check_passage_training()
-        max_tokens = int(self.artifact.options["max_tokens"])
         is_useful = np.zeros(len(questions), dtype=bool)
         rows = [row for row, items in enumerate(passages) if items]  # the questions that have passages
-        if not rows:
-            return is_useful.tolist()
-        prompts = [render_kbm_prompt(self.judge, questions[row], passages[row], max_tokens) for row in rows]
+        if rows:
+            is_useful[rows] = self._compare_confidence([(questions[row], passages[row]) for row in rows])
+        return is_useful.tolist()
+
+    def _compare_confidence(self, pairs: Sequence[tuple[Question, Sequence[Passage]]]) -> BoolArray:
+        """Return whether the judge is confident enough with the passages of each question."""
+        max_tokens = int(self.artifact.options["max_tokens"])
+        prompts = [render_kbm_prompt(self.judge, question, passages, max_tokens) for question, passages in pairs]
         confidence = compute_kbm_confidence(self.judge, self.head, prompts)
         if self.verdict == "own":
-            is_useful[rows] = confidence >= SUFFICIENT_CONFIDENCE
-        else:
-            prompts_without_passages = [render_kbm_prompt(self.judge, questions[row]) for row in rows]
-            is_useful[rows] = confidence >= compute_kbm_confidence(self.judge, self.head, prompts_without_passages)
-        return is_useful.tolist()
+            return np.asarray(confidence >= SUFFICIENT_CONFIDENCE)
+        prompts_without_passages = [render_kbm_prompt(self.judge, question) for question, _ in pairs]
+        return np.asarray(confidence >= compute_kbm_confidence(self.judge, self.head, prompts_without_passages))
 
     def _check_passage_training(self) -> None:
         """Raise BadSetting if the judge was trained without passages. Older folders do not record this, and pass."""

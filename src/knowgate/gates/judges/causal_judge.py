@@ -183,16 +183,21 @@ class CausalJudge:
         positions = [] if parts else [len(ids) - 1]
         for number, part in enumerate(parts):
             tokens = self.model.tokenize(part)
-            if number and tokens[0] not in self.label_tokens:
-                raise BadSetting(
-                    f"{self.model.name} cannot be a judge here: its tokenizer splits the label in '{part}' "
-                    "differently than the label alone. Choose a different base model."
-                )
+            if number > 0:  # the first part starts with no label
+                self._check_starts_with_label(part, tokens)
             ids = ids + tokens
             positions.append(len(ids) - 1)  # the last token of the part predicts the label after it
         self.model.check_length(len(ids), 1)
         has_prefix = ids[: len(self.shared_prefix)] == self.shared_prefix
         return LabelPromptTokens(ids, positions, len(self.shared_prefix) if has_prefix else 0)
+
+    def _check_starts_with_label(self, part: str, tokens: Sequence[int]) -> None:
+        """Raise BadSetting if the first token of a part is not a label."""
+        if tokens[0] not in self.label_tokens:
+            raise BadSetting(
+                f"{self.model.name} cannot be a judge here: its tokenizer splits the label in '{part}' "
+                "differently than the label alone. Choose a different base model."
+            )
 
     @functools.cached_property
     def shared_prefix(self) -> list[int]:

@@ -69,16 +69,14 @@ class PairEncoder:
 
         torch.manual_seed(self.seed)  # a folder without a classification head gets a random one
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        with (
-            silence_transformers(),
-            translate_loading_errors(str(self.source)),
-            tempfile.TemporaryDirectory() as scratch,
-        ):
+        quiet, errors = silence_transformers(), translate_loading_errors(str(self.source))
+        with quiet, errors, tempfile.TemporaryDirectory() as scratch:
             folder = _prepare_folder(self.source, Path(scratch))
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self.model = AutoModelForSequenceClassification.from_pretrained(
+            model = AutoModelForSequenceClassification.from_pretrained(
                 folder, num_labels=1, local_files_only=True, dtype=torch.float32, use_safetensors=True
-            ).to(device)
+            )
+            self.model = model.to(device)
         self.model.eval()
 
     def encode(self, question: str, answer: str) -> list[int]:
