@@ -21,7 +21,6 @@ from knowgate.cli.options import ConfigFile, parse_log_location, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import write_text
 from knowgate.core.options import Count, get_set_fields, option
-from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.core.redaction import redact_urls
 from knowgate.data.questions import guess_data_spec
 from knowgate.errors import BadSetting, KnowgateError
