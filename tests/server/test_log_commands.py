@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import stat
 from contextlib import closing
 
 import httpx
@@ -106,6 +107,7 @@ def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, 
     assert [item["answers"] for item in asked if "answers" in item] == [[gold]]
     assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
     assert (tmp_path / "again" / "run" / "report" / "report.html").is_file()
+    assert stat.S_IMODE((tmp_path / "again").stat().st_mode) == 0o700
 
 
 def write_corrected_log(file, corrected):

@@ -25,10 +25,12 @@ from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_que
 from knowgate.pipeline.question_state import DecidedQuestion, QuestionState, measure_time
 from knowgate.pipeline.stages import RERANK_CANDIDATES, RetrievalStage
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
-from knowgate.types import Decision, DecisionNote, Gate, Passage, Question
+from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, TokenizingModel
 from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
 from knowgate.types.records import Answer, AnswerEvent, DecisionEvent, PassagesEvent, StreamEvent, TextEvent
 
+# Quotations must fit smaller token limits. With larger ones, a long sentence may exceed the limit, but is never cut.
+MIN_QUOTATION_LIMIT = 32
 BATCH_SIZE = 64  # questions that the model reads together; limits the memory of their caches
 
 
@@ -425,6 +427,14 @@ class AdaptiveRAG:
             return
         execution.generate_batch(self.model, tasks, self.max_tokens)
         for state in states:
-            state.quote(self.prompts.check_open_answer(state.question, state.passages, state.text))
+            quotation = self.prompts.check_open_answer(state.question, state.passages, state.text)
+            if self._allows_quotation(quotation):
+                state.quote(quotation)
             if not (state.may_retrieve_again or state.may_show):
                 yield TextEvent(state.text)
+
+    def _allows_quotation(self, text: str) -> bool:
+        """Return whether a quotation may be the answer. It must fit a token limit below the default one."""
+        if self.max_tokens >= MIN_QUOTATION_LIMIT or not isinstance(self.model, TokenizingModel):
+            return True
+        return len(self.model.tokenize(text)) <= self.max_tokens

@@ -84,7 +84,8 @@ def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "knowgate",
             "version": VERSION,
-            "description": "An OpenAI-compatible server that retrieves passages only if the LLM does not know the answer.",
+            "description": "An OpenAI-compatible server that retrieves passages only if the LLM does not know the answer. "
+            "Unknown paths get status 404, other methods 405, both with an ErrorResponse.",
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

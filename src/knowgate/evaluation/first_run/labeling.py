@@ -20,7 +20,7 @@ from knowgate.core.validation import read_json
 from knowgate.data.runs.columns import AGREEMENT_GRADER
 from knowgate.data.runs.folder import RunFolder, hash_settings
 from knowgate.data.runs.rows import LabelRow
-from knowgate.errors import ArtifactError, BadInput
+from knowgate.errors import ArtifactError, BadInput, ModelError
 from knowgate.evaluation.first_run.options import ProgressReporter
 from knowgate.evaluation.first_run.questions import FirstRunQuestions
 from knowgate.gates.calibration.guarantee import compute_required_rows
@@ -275,6 +275,8 @@ def report_label_time(
 ) -> None:
     """Time one question and report how long labeling will take.
 
+    If the LLM fails on this question, another one is timed.
+
     Args:
         questions: The questions to label.
         n_labeled: How many of them are labeled already.
@@ -285,11 +287,19 @@ def report_label_time(
     n = len(questions) - n_labeled
     if n <= 0:
         return
-    seconds = time_question(questions[-1], model, retriever)
+    seconds = _time_one(questions, model, retriever)
     rest = "Choosing a gate and the report take a minute more."
     if len(questions) >= POLICY_QUESTIONS:
         rest = "Fitting a policy takes some minutes more."
     reporter.say(f"Labeling {n} questions takes {format_duration(n * seconds)} ({seconds:.1f} s each). {rest}")
+
+
+def _time_one(questions: Sequence[Question], model: Model, retriever: Retriever) -> float:
+    """Return the seconds for the last question, or for the first one if the LLM fails on the last."""
+    try:
+        return time_question(questions[-1], model, retriever)
+    except ModelError:
+        return time_question(questions[0], model, retriever)
 
 
 def time_question(question: Question, model: Model, retriever: Retriever) -> float:
