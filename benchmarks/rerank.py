@@ -73,7 +73,7 @@ def fit_random_probe(model: Any, width: int) -> Any:
 def measure_pairs_per_second(questions: list[Any]) -> float:
     """Return how many question-passage pairs the reranker scores per second."""
     from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker
-    from knowgate.training.reranker_trainer import open_cross_encoder
+    from knowgate.training.reranker import open_cross_encoder
 
     reranker = CrossEncoderReranker.from_model(open_cross_encoder("minilm"), "minilm")
     texts, passages = [question.text for question in questions], [question.contexts for question in questions]

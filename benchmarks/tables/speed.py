@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 RECORD = Path(__file__).parents[1] / "speed.json"
 LABELING = Path(__file__).parents[1] / "runs" / "label_speed.json"
-THREADS, EARLIER = LABELING.with_stem("label_speed_threads"), LABELING.with_stem("label_speed_earlier")
+BEFORE = LABELING.with_stem("label_speed_before")  # runs of the version before and of this one, in turns
 SETTINGS = ("closed book", "BM25", "BM25, 20 samples")
 
 
@@ -28,18 +29,25 @@ def speed_table() -> str:
 
 
 def labeling_table() -> str:
-    """Render questions labeled per second on a GPU, next to plain `generate`, to threads and to an earlier run."""
-    record, threads, earlier = (json.loads(file.read_text(encoding="utf-8")) for file in (LABELING, THREADS, EARLIER))
+    """Render questions labeled per second on a GPU, next to plain `generate` and to the version before."""
+    record = json.loads(LABELING.read_text(encoding="utf-8"))
+    turns = json.loads(BEFORE.read_text(encoding="utf-8"))
     lines = [
-        "| label run | questions/s | one `generate` call at a time | ratio | GPU busy | questions/s, threads | questions/s, "
-        "earlier run |",
+        "| label run | questions/s | one `generate` call at a time | ratio | GPU busy | in turns: this version | in turns: "
+        "the version before |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in SETTINGS:
         speed, plain = record[name]["questions_per_second"], record[f"{name}, generate"]
-        other = f"{threads[name]['questions_per_second']:.0f}" if name in threads else "–"
+        now, before = (_list_speeds(turns, version, name) for version in ("now", "before"))
         lines.append(
             f"| {name} | {speed:.0f} | {plain:.1f} | **{speed / plain:.0f}** | {100 * record[name]['gpu_busy']:.0f} % "
-            f"| {other} | {earlier[name]['questions_per_second']:.0f} |"
+            f"| {now} | {before} |"
         )
     return "\n".join(lines)
+
+
+def _list_speeds(turns: dict[str, Any], version: str, setting: str) -> str:
+    """Return the questions per second of each run of a version in a setting, such as '211, 202'."""
+    runs = [run for run, of in zip(turns["runs"], turns["order"], strict=True) if of == version and setting in run]
+    return ", ".join(f"{run[setting]['questions_per_second']:.0f}" for run in runs)

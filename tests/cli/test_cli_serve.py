@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from knowgate.errors import BadSetting
+from knowgate.pipeline.settings import PipelineOptions
+from knowgate.server.options import load_serve_options
 from tests.cli.conftest import Call
 
 
@@ -102,6 +105,11 @@ def test_doctor_reports_invalid_settings(call: Call, tmp_path: Path):
     (tmp_path / "knowgate.toml").write_text("[serve]\nprot = 3\n", encoding="utf-8")
     outcome = call("doctor", "--serve")
     assert (outcome.code, "unknown option 'prot'" in outcome.out) == (1, True)
+
+
+def test_a_pipeline_setting_in_the_table_of_the_server_is_reported_with_its_place() -> None:
+    with pytest.raises(BadSetting, match=r"'docs' is not an option of this table\. Move it to the top of the file"):
+        load_serve_options(PipelineOptions(serve={"docs": "my-docs", "port": 8081}))
 
 
 # --- keys -----------------------------------------------------------------------------------------

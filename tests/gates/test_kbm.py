@@ -9,6 +9,7 @@ import pytest
 from knowgate.data.runs.rows import GradedAnswer
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import load_gate
+from knowgate.gates.judges import causal_judge
 from knowgate.gates.kbm import render_kbm_prompt
 from knowgate.gates.scoring import score_questions
 from knowgate.models import load_model
@@ -161,6 +162,16 @@ def test_passages_are_cut_from_the_end_until_the_prompt_fits(made):
     bare = render_kbm_prompt(judge, question, passages[1:], 5)
     assert bare == build_kbm_prompt(question)
     assert "Reference: None" in bare
+
+
+def test_only_the_start_of_a_long_question_is_read(made, monkeypatch):
+    gate, long_question = made.gate(), Question("1 a " * 5_000)
+    monkeypatch.setattr(causal_judge, "MAX_QUESTION_TOKENS", 20)
+    shortened = gate.judge.shorten(long_question)
+    assert long_question.text.startswith(shortened.text)
+    assert 15 <= len(gate.judge.model.tokenize(shortened.text)) <= 20
+    assert render_kbm_prompt(gate.judge, long_question) == build_kbm_prompt(shortened)
+    assert gate.judge.shorten(Question("1 a?")) == Question("1 a?")
 
 
 def test_a_pickle_in_place_of_the_adapter_is_not_loaded(made, tmp_path):

@@ -52,3 +52,15 @@ def test_a_shutdown_can_cancel_calls_that_wait(busy):
     executor.shutdown(wait=False, cancel_futures=True)
     release.set()
     assert call.cancelled()
+
+
+def test_a_client_that_is_being_served_comes_after_one_that_arrives_meanwhile():
+    executor, started, release, order = FairExecutor(1), threading.Event(), threading.Event(), []
+    first = submit(executor, "a", lambda: (started.set(), release.wait(60)))
+    assert started.wait(30)
+    calls = [submit(executor, name[0], order.append, name) for name in ("a2", "a3", "b1")]
+    release.set()
+    for call in (first, *calls):
+        call.result(30)
+    executor.shutdown()
+    assert order == ["b1", "a2", "a3"]

@@ -122,3 +122,22 @@ def test_only_the_second_of_enough_calls_is_captured(graphs):
     for n_left in range(cuda_graph.MIN_REPLAYS, 0, -1):
         short.run(lambda: torch.zeros(1), n_left)
     assert len(graphs) == 1
+
+
+def test_a_capture_that_succeeds_with_more_memory_says_nothing(graphs, monkeypatch, caplog):
+    capture, attempts = cuda_graph.capture_graph, []
+
+    def fail_once(function, device):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise RuntimeError("out of memory")
+        return capture(function, device)
+
+    monkeypatch.setattr(cuda_graph, "capture_graph", fail_once)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    cuda_graph._warn.cache_clear()
+    step = GraphedStep(CPU)
+    with caplog.at_level(logging.WARNING):
+        for n_left in range(8, 0, -1):
+            step.run(lambda: torch.zeros(1), n_left)
+    assert (len(attempts), len(graphs), caplog.records) == (2, 1, [])

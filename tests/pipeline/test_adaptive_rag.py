@@ -11,7 +11,7 @@ from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.types import DecisionNote, Gate, Passage, Question, Signal, SignalRequest
+from knowgate.types import Completion, DecisionNote, Gate, Passage, Question, Signal, SignalRequest
 from tests.support.counting import CountingModel
 from tests.support.retrieval_fakes import build_bm25
 
@@ -442,3 +442,30 @@ def test_a_copy_with_the_same_gate_does_not_bind_it_again():
     assert models == [first, first, second]  # the second copy was made before the gate was bound
     assert rag.replace(rules=None).bound_gate is rag.bound_gate
     assert models == [first, first, second]
+
+
+class NonsenseModel(FakeModel):
+    """A model that answers nonsense, and whose tokens are words."""
+
+    def generate(self, prompts, **options):
+        return [[Completion("Nonsense", n_tokens=1)] for _ in prompts]
+
+    def tokenize(self, text):
+        return list(range(len(text.split())))
+
+
+@pytest.mark.parametrize(("max_tokens", "text"), [(5, "Nonsense"), (6, "The zebra quota is 17 percent."), (32, None)])
+def test_a_quotation_keeps_a_small_token_limit(max_tokens, text):
+    sentence = "The zebra quota is 17 percent."
+    long_sentence = "The zebra quota is 17 percent" + " or so" * 20 + "."
+
+    class OneRetriever:
+        name = fingerprint = "one"
+
+        def search(self, queries, k):
+            return [[Passage("1", sentence if text is not None else long_sentence)] for _ in queries]
+
+    options = {"prompts": AnswerPrompts(sentences=1), "max_tokens": max_tokens, "rules": None}
+    rag = AdaptiveRAG(NonsenseModel(), load_gate("always"), OneRetriever(), **options)
+    answer = rag.answer("What is the zebra quota?")
+    assert answer.text == (text or long_sentence)

@@ -69,6 +69,15 @@ def test_a_local_model_lists_the_fields_it_ignores(serve):
     ]
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_local_model_says_that_it_ignores_a_system_message(serve, role):
+    address, _ = serve(upstream=False, gate="never")
+    messages = [{"role": role, "content": "Always answer BANANA."}, {"role": "user", "content": UNKNOWN}]
+    body = {"model": "knowgate", "messages": messages, "seed": 1}
+    reply = httpx.post(f"{address}/v1/chat/completions", json=body)
+    assert reply.json()["knowgate"]["ignored"] == ["system message", "seed"]
+
+
 # --- an upstream ----------------------------------------------------------------------------------
 
 
@@ -80,6 +89,18 @@ def test_a_confident_draft_is_the_response_and_costs_one_call(serve, stub):
     assert (reply.model_extra["knowgate"]["way"], reply.model_extra["knowgate"]["retrieve"]) == ("draft", False)
     assert reply.choices[0].logprobs is None
     assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("asked", "count"), [({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 1}, 1)])
+def test_a_draft_has_as_many_top_logprobs_as_the_client_asked_for(serve, stub, stream, asked, count):
+    address, _ = serve(gate="logprob:mean")
+    reply = ask(address, logprobs=True, stream=stream, **asked)
+    assert reply.headers["x-knowgate-retrieve"] == "false"
+    assert stub.bodies[0]["top_logprobs"] == 2
+    choices = [part["choices"][0] for part in (events(reply) if stream else [reply.json()])]
+    tokens = [token for choice in choices if choice.get("logprobs") for token in choice["logprobs"]["content"]]
+    assert {len(token["top_logprobs"]) for token in tokens} == {count}
 
 
 def test_an_uncertain_draft_is_replaced_by_an_answer_with_passages(serve, stub):

@@ -186,8 +186,7 @@ def check_that_feedback_during_a_deletion_is_not_stored(location):
 def check_that_texts_without_decision_are_deleted(location, *, by_age):
     log = DecisionLog(location, stores_questions=True, retain_days=7)
     log.append({"id": "kg-1"}, "Who is Jane?").result(30)
-    asyncio.run(log.add_feedback("kg-1", "up", "kept"))
-    asyncio.run(AuditStore(log).add_correction("kg-1", "Emma"))
+    asyncio.run(log.add_feedback("kg-1", "up", "kept", correction="Emma"))
     insertions = [
         ("INSERT INTO feedback VALUES ('kg-0', ?, 'up', 'orphan', 'alice')", (time.time(),)),
         ("INSERT INTO corrections VALUES ('kg-0', ?, 'orphan')", (time.time(),)),
@@ -226,9 +225,8 @@ def test_an_audit_of_a_deleted_decision_is_stored_without_its_texts(tmp_path):
 def test_a_correction_of_a_deleted_decision_is_not_stored(tmp_path):
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
     log.append({"id": "kg-1"}, "Who is Jane?").result(30)
-    audits = AuditStore(log)
     for id in ("kg-0", "kg-1"):
-        asyncio.run(audits.add_correction(id, "Emma"))
+        asyncio.run(log.add_feedback(id, "down", None, correction="Emma"))
     rows = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, answer FROM corrections"))
     assert rows == [("kg-1", "Emma")]
     log.close()

@@ -197,6 +197,20 @@ def test_errors_of_the_upstream_are_forwarded_unchanged(serve, stub, status, gat
         assert reply.json() == {"error": {"message": "the stub's own words", "code": "stub"}}
 
 
+@pytest.mark.parametrize("gate", ["always", "logprob:mean"])
+def test_an_unreachable_upstream_is_reported_at_the_start(serve, unused, caplog, gate):
+    with caplog.at_level("WARNING"):
+        serve(gate=gate, options={"upstream": unused}, upstream=False)
+    assert f"The upstream {unused} cannot be reached now" in caplog.text
+
+
+def test_an_upstream_that_answers_with_an_error_is_reachable(serve, stub, caplog):
+    stub.status = 401
+    with caplog.at_level("WARNING"):
+        serve(gate="always")
+    assert "cannot be reached" not in caplog.text
+
+
 def test_an_unreachable_upstream_is_502_and_then_503(serve, stub, unused):
     address, _ = serve(gate="never", options={"upstream": unused}, upstream=False)
     statuses = [ask(address).status_code for _ in range(6)]

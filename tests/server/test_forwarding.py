@@ -8,6 +8,7 @@ import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import insert_passages
+from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.types import Passage
 from tests.server.conftest import UNKNOWN
@@ -130,6 +131,16 @@ def test_documents_placement_adds_a_field():
     sent = insert_passages(body, FOUND, "documents")
     assert sent["messages"] == body["messages"]
     assert sent["documents"] == [{"id": "d1", "title": "Towns", "text": FOUND[0].text}]
+
+
+def test_documents_placement_keeps_the_documents_of_the_client():
+    own = {"id": "mine", "text": "my own"}
+    body = {"messages": [{"role": "user", "content": "Who?"}], "documents": [own]}
+    sent = insert_passages(body, FOUND, "documents")
+    assert [item["id"] for item in sent["documents"]] == ["mine", "d1"]
+    assert body["documents"] == [own]
+    with pytest.raises(ApiError, match="'documents' must be a list"):
+        insert_passages({**body, "documents": "x"}, FOUND, "documents")
 
 
 def test_a_message_in_parts_gets_passages_as_a_part():

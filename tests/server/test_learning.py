@@ -21,6 +21,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
+from knowgate.server.learning import audit
 from knowgate.server.learning.answers import StreamText, label_by_feedback
 from knowgate.server.learning.audit import MAX_PENDING_AUDITS, POLL_SECONDS, Auditor, AuditStore
 from knowgate.server.learning.learner import _compute_scope
@@ -769,6 +770,21 @@ def test_an_answer_that_utf8_cannot_encode_is_audited(serve, stub, tmp_path, mon
     assert ask(address).status_code == 200
     loss = wait_for_audits(address, 1)["loss"]
     assert (loss["lost"], loss["failed"]) == (1.0, 0)
+
+
+def test_requests_that_find_the_queue_of_audits_full_are_counted(serve, monkeypatch, tmp_path):
+    async def wait(self, job):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Auditor, "_audit", wait)
+    monkeypatch.setattr(audit, "MAX_PENDING_AUDITS", 2)
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    auditor = app.state.service.learner.auditor
+    for pending_count in (1, 2, 3, 3, 3):  # one audit runs, and two wait
+        assert ask(address).status_code == 200
+        wait_until(lambda expected=pending_count: auditor.pending_count == expected)
+    assert get_arms(address)["a"]["audits"] == {"dropped": 2}
+    assert 'knowgate_audits_total{arm="a",result="dropped"} 2.0' in httpx.get(f"{address}/metrics").text
 
 
 def test_a_server_that_ends_logs_how_many_audits_it_drops(serve, monkeypatch, tmp_path, caplog):

@@ -1,25 +1,28 @@
 """One client cannot exhaust the server: bodies, JSON values, patterns and searches have limits."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from knowgate.gates.rules.rule_set import RuleSet
+from knowgate.models.backend import CLIENT
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
 from knowgate.server.json_api import ApiError, count_json_values, parse_json_object
-from knowgate.server.load_limits import RequestSlots, UploadBudget
+from knowgate.server.load_limits import FairLock, RequestSlots, UploadBudget
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_circuit_breaker import use_parts
 from tests.server.test_failures import FailingGate, use_gate
 from tests.server.test_forwarding import FOUND
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, until
 
 CHAT = '{"model":"m","messages":[{"role":"user","content":"capital?"}],"x":'
 
@@ -242,3 +245,76 @@ def test_a_body_above_the_limit_is_rejected(serve):
     address, _ = serve(gate="never", options={"largest_body": 2048})
     reply = httpx.post(f"{address}/v1/chat/completions", content=json.dumps({"a": "x" * 3000}), timeout=30)
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_long")
+
+
+# --- API keys take turns --------------------------------------------------------------------------
+
+
+class SlowJudge:
+    """A judge that reads the first question until others wait. It records the questions in order."""
+
+    def __init__(self):
+        self.order = []
+        self.has_started = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def score(self, questions):
+        self.order.append(questions[0].text)
+        self.has_started.set()
+        assert self.may_go_on.wait(PATIENCE)
+        return [1.0]
+
+    def are_useful(self, questions, passages):
+        return [bool(score) for score in self.score(questions)]
+
+
+def serve_slow_judge(serve, judge, role, options):
+    """Start a server with a slow judge as gate or second look. Return its address and its queue."""
+    parts = {"gate": FailingGate(judge.score)} if role == "gate" else {"second_look": judge}
+    address, app = serve(gate="always", options=options, change=use_parts(PATIENCE, **parts))
+    service = app.state.service.gate_service
+    return address, service._gate_thread._calls if role == "gate" else service._search_lock._waiters
+
+
+@pytest.mark.parametrize("role", ["gate", "second look"])
+def test_a_local_judge_serves_keys_in_turn(serve, tmp_path, role):
+    file, judge = tmp_path / "keys.json", SlowJudge()
+    keys = {name: add_key(file, name) for name in ("alice", "bob")}
+    address, queue = serve_slow_judge(serve, judge, role, {"keys": str(file)})
+
+    def send(name, number):
+        body = {"model": "m", "messages": [{"role": "user", "content": f"{UNKNOWN} {name}{number}"}]}
+        headers = {"Authorization": f"Bearer {keys[name]}"}
+        return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE)
+
+    with ThreadPoolExecutor(5) as pool:
+        replies = [pool.submit(send, "alice", 0)]
+        assert judge.has_started.wait(PATIENCE)
+        for number, name in enumerate(("alice", "alice", "alice", "bob")):
+            replies.append(pool.submit(send, name, number))
+            until(lambda expected=number + 1: len(list(queue)) == expected)
+        judge.may_go_on.set()
+        assert [reply.result().json()["knowgate"]["degraded"] for reply in replies] == [[]] * 5
+    assert [text.split()[-1][:-1] for text in judge.order] == ["alice", "bob", "alice", "alice", "alice"]
+
+
+def test_a_cancelled_task_passes_a_fair_lock_on():
+    async def run():
+        lock, order = FairLock(), []
+
+        async def work(name):
+            CLIENT.set(name)
+            async with lock:
+                order.append(name)
+
+        async with lock:
+            tasks = [asyncio.create_task(work(name)) for name in ("a", "b", "c")]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+            await asyncio.sleep(0)
+        tasks[1].cancel()  # it has the lock, but has not run yet
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with lock:
+            return order
+
+    assert asyncio.run(run()) == ["c"]

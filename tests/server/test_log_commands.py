@@ -1,12 +1,17 @@
 """Commands that read the decision log: `knowgate replay` and `knowgate refit`."""
 
+import asyncio
 import json
 import sqlite3
+import stat
 from contextlib import closing
 
 import httpx
 import pytest
 
+from knowgate.evaluation.server_log import read_logged_questions
+from knowgate.server.database import DECISION_TABLES, _to_sqlite
+from knowgate.server.telemetry.decision_log import DecisionLog
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_for_audits
@@ -102,6 +107,58 @@ def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, 
     assert [item["answers"] for item in asked if "answers" in item] == [[gold]]
     assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
     assert (tmp_path / "again" / "run" / "report" / "report.html").is_file()
+    assert stat.S_IMODE((tmp_path / "again").stat().st_mode) == 0o700
+
+
+def write_corrected_log(file, corrected):
+    """Write a log with decisions as (API key, name of the key that corrected it or None), oldest first."""
+    log = DecisionLog(str(file), stores_questions=True)
+    for number, (owner, giver) in enumerate(corrected):
+        log.append({"id": f"kg-{number}"}, f"What is item {number}?", owner).result(30)
+        if giver is not None:
+            asyncio.run(log.add_feedback(f"kg-{number}", "down", None, giver, correction="Rome"))
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("corrected", "counts"),
+    [
+        ([("bob", "bob")] * 6 + [("alice", None)] * 4, (6, 1, 6)),  # one key alone decides nothing for the others
+        ([("bob", "bob")] * 6 + [("alice", "alice")] * 2, (8, 2, 4)),  # bob gives at most half
+        ([("bob", "admin")] * 6 + [("alice", None)] * 4, (6, 1, 0)),  # an admin key may decide for all
+        ([("bob", "bob")] * 6, (6, 1, 0)),  # there are no other keys
+        ([("", "")] * 6 + [("bob", None)], (6, 1, 0)),  # the server had no keys
+    ],
+)
+def test_one_key_gives_at_most_half_of_the_gold_answers(tmp_path, corrected, counts):
+    write_corrected_log(tmp_path / "d.db", corrected)
+    logged = read_logged_questions(tmp_path / "d.db", 100)
+    assert (logged.n_corrections, logged.n_keys, logged.n_unused) == counts
+    assert sum(bool(item.answers) for item in logged.questions) == counts[0] - counts[2]
+    trusted = read_logged_questions(tmp_path / "d.db", 100, trusts_keys=True)
+    assert trusted.n_unused == 0
+
+
+def test_many_new_questions_of_one_key_do_not_lift_its_limit(tmp_path):
+    write_corrected_log(tmp_path / "d.db", [("alice", None)] * 2 + [("bob", "bob")] * 6)
+    logged = read_logged_questions(tmp_path / "d.db", 6)  # all of them are of bob
+    assert (len(logged.questions), logged.n_unused) == (6, 6)
+
+
+def test_a_log_without_api_keys_of_an_earlier_version_can_be_read(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
+        for statement in DECISION_TABLES:
+            database.execute(_to_sqlite(statement))
+        database.execute("INSERT INTO decisions VALUES ('kg-1', 1.0, 'Who wrote Emma?', '{}')")
+        database.execute("INSERT INTO corrections VALUES ('kg-1', 2.0, 'Jane Austen')")
+    logged = read_logged_questions(tmp_path / "d.db", 6)
+    assert [item.answers for item in logged.questions] == [("Jane Austen",)]
+
+
+def test_refit_says_from_how_many_keys_corrections_come(tmp_path, call):  # noqa: F811
+    write_corrected_log(tmp_path / "d.db", [("bob", "bob")] * 3 + [("alice", None)])
+    error = " ".join(call("refit", tmp_path / "d.db", "--docs", "missing").err.split())
+    assert "Corrections: 3, from 1 API key. 3 of them are not used" in error
 
 
 def test_refit_uses_the_upstream_of_the_server(tmp_path, call):  # noqa: F811

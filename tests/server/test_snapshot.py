@@ -9,7 +9,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.types import Decision
+from knowgate.types import Decision, DecisionNote
 
 
 def count(snapshot, *, retrieve, arm="", milliseconds=100.0):
@@ -33,6 +33,15 @@ def test_combined_statistics_are_sums():
     assert (sum(report["needs"]["retrieved"]), sum(report["needs"]["skipped"])) == (2, 1)
     assert [sum(column) for column in zip(*report["minutes"], strict=True)] == [2, 1]
     assert report["stages"]["gate"] == {"n": 3, "p50": 100.0, "p95": 300.0, "p99": 300.0}
+
+
+def test_questions_that_the_gate_would_skip_are_counted():
+    snapshot = MetricsSnapshot()
+    count(snapshot, retrieve=True)
+    decision = Decision(True, 0.1, 0.5, "prompt", "shadow mode", notes=(DecisionNote.WOULD_SKIP,))
+    snapshot.add_request(200, 0.2, RequestTrace(decision=decision))
+    totals = snapshot.to_json(ServeOptions())["arms"]["all"]
+    assert (totals["retrieved"], totals["skipped"], totals["would_skip"]) == (2, 0, 1)
 
 
 def test_unreadable_statistics_of_other_workers_are_ignored(caplog):

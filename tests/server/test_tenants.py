@@ -59,6 +59,17 @@ def test_a_key_sees_rates_and_deletes_only_its_own_decisions(tenants):
     assert httpx.delete(url, headers=keys["alice"]).json()["decisions"] == 1
 
 
+def test_a_correction_is_stored_without_audits_and_shown_with_its_decision(tenants):
+    address, keys = tenants
+    id = ask_as(address, keys["alice"])
+    for answer in ("27 days", "28 days"):
+        reply = httpx.post(f"{address}/v1/feedback", json={"id": id, "correction": answer}, headers=keys["alice"])
+        assert reply.json() == {"id": id, "rating": "down", "learnt": False}
+    httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "down"}, headers=keys["alice"])
+    stored = httpx.get(f"{address}/v1/decisions/{id}", headers=keys["alice"]).json()
+    assert (stored["correction"], len(stored["feedback"])) == ("28 days", 1)
+
+
 def test_a_key_forgets_a_question_for_itself_and_an_admin_key_for_all(tenants):
     address, keys = tenants
     for name in ("alice", "carol", "carol"):

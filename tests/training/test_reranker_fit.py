@@ -20,10 +20,11 @@ from knowgate.training.reranker import (
     fit_reranker,
     make_preference_groups,
     make_relevance_groups,
+    save_cross_encoder,
     split_dev_rows,
 )
 from knowgate.training.reranker_artifact import save_reranker
-from knowgate.training.reranker_trainer import RerankerTrainingOptions, save_cross_encoder, truncate_groups
+from knowgate.training.reranker_trainer import RerankerTrainingOptions, truncate_groups
 from knowgate.types import Passage, Question
 from tests.support.planted_preferences import SETTINGS, planted_preferences
 from tests.support.tiny_models import save_tiny_cross_encoder

@@ -37,6 +37,10 @@ class CommandEntry:
     panel: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
+    def describe(self) -> str:
+        """Return the line that the list of commands shows."""
+        return self.summary if isinstance(self.summary, str) else self.summary()
+
     def load(self, name: str) -> Any:
         """Import or make the command, and return it as a typer command or group."""
         target: Any = self.target
@@ -112,7 +116,8 @@ class LazyGroup(TyperGroup):
     """Group of commands from a table. A command is imported on first use."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+        # Without markup, the list of commands is plain text: importing what draws boxes would double its time.
+        super().__init__(**{**settings, "rich_markup_mode": None})
         self.commands: Any = LazyCommands(self.get_entries())
 
     def get_entries(self) -> Mapping[str, CommandEntry]:
@@ -122,23 +127,24 @@ class LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        TyperGroup.format_help(self._with_placeholders(), ctx, formatter)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands, with a heading for each group of them."""
+        entries = self.get_entries()
+        for panel in dict.fromkeys(entry.panel for entry in entries.values()):
+            rows = [(name, entry.describe()) for name, entry in entries.items() if entry.panel == panel]
+            with formatter.section(panel or "Commands"):
+                formatter.write_dl(rows)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         ctx.command = self._with_placeholders()
         return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
 
     def _with_placeholders(self) -> LazyGroup:
-        """Return a copy of the group with commands for listing only.
-
-        The placeholders avoid slow imports for help and completion.
-        """
+        """Return a copy of the group with commands for completion only. They need no slow imports."""
         group = copy.copy(self)
         group.commands = {}
         for name, entry in self.get_entries().items():
-            summary = entry.summary if isinstance(entry.summary, str) else entry.summary()
-            group.commands[name] = TyperCommand(name=name, help=summary, rich_help_panel=entry.panel or None)
+            group.commands[name] = TyperCommand(name=name, help=entry.describe())
         return group
 
 

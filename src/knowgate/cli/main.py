@@ -44,7 +44,7 @@ app = typer.Typer(
     cls=LazyGroup,
     pretty_exceptions_enable=False,
     epilog=EXIT_CODES_HELP,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 

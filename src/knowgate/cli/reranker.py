@@ -24,7 +24,8 @@ from knowgate.training import reranker as training
 from knowgate.training import reranker_artifact as artifact
 from knowgate.training.fit_function import FitProgressCallback
 from knowgate.training.preference_run import PreferenceOptions, PreferenceProgress, measure_preferences
-from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerTrainingOptions
+from knowgate.training.reranker import MINILM
+from knowgate.training.reranker_trainer import RankingGroup, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
 PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper

@@ -21,7 +21,6 @@ from knowgate.cli.options import ConfigFile, parse_log_location, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import write_text
 from knowgate.core.options import Count, get_set_fields, option
-from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.core.redaction import redact_urls
 from knowgate.data.questions import guess_data_spec
 from knowgate.errors import BadSetting, KnowgateError
@@ -29,7 +28,7 @@ from knowgate.evaluation.first_run.gate_selection import NO_GUARANTEE_MESSAGE
 from knowgate.evaluation.first_run.labeling import POLICY_QUESTIONS, RECOMMENDED_QUESTIONS
 from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, ProgressReporter, read_progress
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
-from knowgate.evaluation.server_log import is_server_log, read_logged_questions
+from knowgate.evaluation.server_log import LoggedQuestions, is_server_log, read_logged_questions
 from knowgate.models import load_model
 from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.options import load_serve_options
@@ -249,11 +248,15 @@ def refit(
         raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
     sources = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
     settings = load_settings(config, **sources)
+    trusts_keys = load_serve_options(settings).share_labels
+    logged = read_logged_questions(source, options.count, trusts_keys=trusts_keys)
+    _report_corrections(logged)
+    options.out.mkdir(mode=0o700, parents=True, exist_ok=True)
     first_run_options = options.replace(
         docs=str(settings.docs or ""),
         index=settings.index or "",
         model=get_served_model(settings),
-        questions=str(_write_logged_questions(source, options.count, options.out)),
+        questions=str(_write_logged_questions(logged, options.out)),
         out=options.out / "run",  # A first run requires a folder that contains nothing else.
         config=options.out / "knowgate.toml",
     )
@@ -267,15 +270,28 @@ def refit(
     create_console().print(f"knowgate serve --config {result.config}")
 
 
-def _write_logged_questions(log: Path | DatabaseAddress, count: int, out: Path) -> Path:
+def _write_logged_questions(logged: LoggedQuestions, out: Path) -> Path:
     """Write the newest logged questions, with corrected answers, to OUT/questions.jsonl and return that path."""
-    out.mkdir(parents=True, exist_ok=True)
     lines = []
-    for question in read_logged_questions(log, count):
+    for question in logged.questions:
         answers = {"answers": list(question.answers)} if question.answers else {}
         lines.append(json.dumps({"id": question.id, "question": question.text, **answers}))
     write_text(out / "questions.jsonl", "\n".join(lines) + "\n")
     return out / "questions.jsonl"
+
+
+def _report_corrections(logged: LoggedQuestions) -> None:
+    """Print how many corrections there are, and from how many API keys."""
+    if not logged.n_corrections:
+        return
+    keys = "1 API key" if logged.n_keys == 1 else f"{logged.n_keys} API keys"
+    inform(f"Corrections: {logged.n_corrections}, from {keys}.")
+    if logged.n_unused:
+        inform(
+            f"{logged.n_unused} of them are not used, because one key may give at most half of the gold answers. If all "
+            "keys belong together, set share_labels = true in the table [serve] of the settings.",
+            style="yellow",
+        )
 
 
 def get_served_model(settings: PipelineOptions) -> str:

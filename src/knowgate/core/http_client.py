@@ -174,11 +174,15 @@ class JsonClient:
         request = self._client.build_request(method, url, json=body, params=params)
         response = call_with_retries(lambda deadline: self._attempt(request, deadline), self._retry)
         if not response.is_success and response.status not in accept:
-            message = self._get_message(response).rstrip(".") or "no reason given"
-            brief = f"{self.name} answered with status {response.status}"
-            error_type = ServerError if response.status in SETUP_STATUSES else RejectionError
-            raise error_type(f"{brief}: {message}. {self._advice}", brief=brief)
+            raise self._make_status_error(response)
         return response.content
+
+    def _make_status_error(self, response: HttpResponse) -> ServerError:
+        """Make the error for a response whose status is not accepted."""
+        message = self._get_message(response).rstrip(".") or "no reason given"
+        brief = f"{self.name} answered with status {response.status}"
+        error_type = ServerError if response.status in SETUP_STATUSES else RejectionError
+        return error_type(f"{brief}: {message}. {self._advice}", brief=brief)
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Call `work` with each item in several threads. Results keep the order of the items."""

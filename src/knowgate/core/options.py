@@ -19,7 +19,7 @@ import functools
 import inspect
 import numbers
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -112,15 +112,12 @@ def with_options(model: type[Options]) -> Callable[[Function[Result]], Function[
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = _expand_signature(inspect.signature(function), model)
         field_names = {*model.model_fields, *model.renamed}
-        takes_any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
         @functools.wraps(function)
         def wrapper(*args: Any, options: Options | None = None, **keywords: Any) -> Result:
             """Call the function with one options object, made of `options` and keywords."""
             fields = {name: keywords.pop(name) for name in list(keywords) if name in field_names}
-            for name in keywords:
-                if not takes_any_keyword and name not in signature.parameters:
-                    raise BadSetting(str(UnknownName("option", name, signature.parameters)))
+            _check_keywords(keywords, signature)
             if options is None:
                 options = model(**fields)
             elif fields:
@@ -133,6 +130,15 @@ def with_options(model: type[Options]) -> Callable[[Function[Result]], Function[
         return wrapper
 
     return decorate
+
+
+def _check_keywords(keywords: Iterable[str], signature: inspect.Signature) -> None:
+    """Raise BadSetting if a function does not accept a keyword."""
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return  # it accepts every keyword
+    for name in keywords:
+        if name not in signature.parameters:
+            raise BadSetting(str(UnknownName("option", name, signature.parameters)))
 
 
 def read_options(model: type[OptionsType], table: Mapping[str, Any], where: str) -> OptionsType:

@@ -145,21 +145,19 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
         text: The options as written in a spec.
         where: How an error names the source, such as "gate 'logprob'".
     """
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    names = [field.name for field in dataclasses.fields(cls) if field.init]
+    known = ", ".join(names) or "none"
     hints = typing.get_type_hints(cls)
-    known = ", ".join(fields) or "none"
     options: dict[str, Any] = {}
     parts = [part for part in text.split(",") if part.strip()]
     for position, part in enumerate(parts):
         key, equals, value = part.partition("=")
-        has_key = bool(equals) and "://" not in key  # an address may contain '=' itself
-        if not has_key:
-            if position > 0 or not fields:
+        if not equals or "://" in key:  # there is no key; an address may contain '=' itself
+            if position > 0 or not names:
                 raise BadSetting(f"{where}: {part!r} does not have the form key=value. Known options: {known}.")
-            key = next(iter(fields))
-            value = part
+            key, value = names[0], part
         key = key.strip()
-        if key not in fields:
+        if key not in names:
             raise BadSetting(f"{where}: unknown option {key!r}. Known options: {known}.")
         options[key] = _convert(value.strip(), hints[key], f"{where}: option '{key}'")
     return options

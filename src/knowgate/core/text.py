@@ -227,13 +227,15 @@ def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
     lowercase = LOWERCASE_CHOICE.fullmatch(answer)
     if lowercase and lowercase.group(1).upper() in allowed:
         return lowercase.group(1).upper()
+    return _find_mentioned_choice(answer, choices)
+
+
+def _find_mentioned_choice(answer: str, choices: Sequence[str]) -> str | None:
+    """Return the letter of the only choice whose text is in an answer, or None."""
     tokens = tokenize(answer)
-    matches = [
-        letter
-        for letter, choice in zip(CHOICE_LETTERS, choices, strict=False)
-        if contains_tokens(tokens, tokenize(choice))
-    ]
-    return matches[0] if len(matches) == 1 else None
+    lettered = zip(CHOICE_LETTERS, choices, strict=False)
+    mentioned = [letter for letter, choice in lettered if contains_tokens(tokens, tokenize(choice))]
+    return mentioned[0] if len(mentioned) == 1 else None
 
 
 def grade_choice(answer: str, question: Question) -> bool:

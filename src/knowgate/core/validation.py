@@ -68,8 +68,21 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
         allow_surrogates: Accept lone surrogates. The caller must replace them, because UTF-8 cannot encode them.
         replace_surrogates: Accept lone surrogates and replace them by U+FFFD.
     """
+    value = _decode(text, where)
+    # Most texts have no surrogates and too few brackets for deep nesting. Their values need no further check.
+    has_surrogates = _may_have_surrogates(text)
+    if has_surrogates or text.count("[") + text.count("{") > MAX_DEPTH:
+        check_parsed_value(value, where, allow_surrogates=allow_surrogates or replace_surrogates)
+    if has_surrogates and replace_surrogates:
+        clean_text = LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
+        value = _make_decoder().decode(clean_text)
+    return value
+
+
+def _decode(text: str, where: str) -> Any:
+    """Parse JSON. Errors are raised as BadInput that names the source."""
     try:
-        value = _make_decoder().decode(text)
+        return _make_decoder().decode(text)
     except json.JSONDecodeError as error:
         line = f" of line {error.lineno}" if error.lineno > 1 else ""
         raise BadInput(
@@ -79,14 +92,6 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
         raise _make_depth_error(where) from None
     except ValueError as error:
         raise BadInput(f"{where} is not valid JSON: {error}. Correct it.") from None
-    # Most texts have no surrogates and too few brackets for deep nesting. Their values need no further check.
-    has_surrogates = _may_have_surrogates(text)
-    if has_surrogates or text.count("[") + text.count("{") > MAX_DEPTH:
-        check_parsed_value(value, where, allow_surrogates=allow_surrogates or replace_surrogates)
-    if has_surrogates and replace_surrogates:
-        clean_text = LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
-        value = _make_decoder().decode(clean_text)
-    return value
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

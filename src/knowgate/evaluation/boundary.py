@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,15 @@ from knowgate.data.runs.records import check_unique_runs, warn_if_unfinished
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.signals.samples import Effect
 from knowgate.evaluation import boundary_measures as measures
-from knowgate.evaluation.boundary_measures import INDICATORS, SIDES, TOLERANCE, QuestionFacts, RunSlice, SavingCurve
+from knowgate.evaluation.boundary_measures import (
+    INDICATORS,
+    SIDES,
+    TOLERANCE,
+    CopyRate,
+    QuestionFacts,
+    RunSlice,
+    SavingCurve,
+)
 from knowgate.stats import proportions
 from knowgate.stats.proportions import Correlation, GraderAgreement, Proportion, estimate_proportion
 
@@ -114,25 +122,6 @@ class EffectInterval:
 
 
 @dataclass(frozen=True)
-class CopyRate:
-    """How often the LLM copies the word MASK from passages.
-
-    MASK replaces the gold answers, so a copied MASK is no knowledge.
-
-    Attributes:
-        is_mask: Share of answers that are just MASK, among the questions that are certain with the original passages.
-        says_mask: Share of answers that contain MASK, among the same questions.
-        anywhere: Share of answers that are just MASK, among all questions.
-        under_mask: Share of answers that are just MASK, among the questions that are certain with the masked passages.
-    """
-
-    is_mask: Proportion
-    says_mask: Proportion
-    anywhere: Proportion
-    under_mask: Proportion
-
-
-@dataclass(frozen=True)
 class KnowledgeBoundary:
     """Knowledge of an LLM and effect of retrieval, in one label run.
 
@@ -169,39 +158,66 @@ class KnowledgeBoundary:
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
     """Measure an LLM's own knowledge and the effect of retrieval on a label run."""
-    counts = Counter[str]()  # number of rows with each property
-    errors = Counter[str]()  # number of rows by error message
-    graders = Counter[str]()  # number of rows by grader
+    counter = _RowCounter()
+    extremes = _ExtremeRows()
     facts: list[QuestionFacts] = []  # a small summary of each row that did not fail
-    harmed: list[LabelRow] = []
-    helped: list[LabelRow] = []
     for row in rows:
-        counts.update(rows=1, guarded=row.guarded, unparsable=row.unparsable)
-        counts.update(cut=bool(row.cut), synthetic=row.is_synthetic)
+        counter.add(row)
+        if row.error is None:
+            facts.append(measures.extract_facts(row))
+            extremes.add(row)
+    return _summarize_facts(facts, counter.to_row_counts(facts), extremes)
+
+
+@dataclass
+class _RowCounter:
+    """Running counts of the rows of a label run."""
+
+    properties: Counter[str] = field(default_factory=Counter)  # number of rows with each property
+    errors: Counter[str] = field(default_factory=Counter)  # number of rows by error message
+    graders: Counter[str] = field(default_factory=Counter)  # number of rows by grader
+
+    def add(self, row: LabelRow) -> None:
+        """Count one row."""
+        self.properties.update(rows=1, guarded=row.guarded, unparsable=row.unparsable)
+        self.properties.update(cut=bool(row.cut), synthetic=row.is_synthetic)
         if row.error is not None:
-            errors[row.error] += 1
-            continue
-        graders[row.grader or "not recorded"] += 1
-        facts.append(measures.extract_facts(row))
-        # Only the most extreme rows are kept, so that memory does not grow with the run.
+            self.errors[row.error] += 1
+        else:
+            self.graders[row.grader or "not recorded"] += 1
+
+    def to_row_counts(self, facts: Sequence[QuestionFacts]) -> RowCounts:
+        """Return the final counts. `facts` summarize the rows that did not fail."""
+        return RowCounts(
+            rows=self.properties["rows"],
+            failed=self.errors.total(),
+            reasons=tuple(self.errors.most_common(MAX_ERROR_KINDS)),
+            without_gold=sum(not fact.has_gold for fact in facts),
+            with_open=sum(fact.has_open_answer for fact in facts),
+            guarded=self.properties["guarded"],
+            unparsable=self.properties["unparsable"],
+            cut=self.properties["cut"],
+            graders=tuple(self.graders.most_common()),
+            synthetic=self.properties["synthetic"],
+        )
+
+
+@dataclass
+class _ExtremeRows:
+    """The rows that retrieval changes most. Only a few are kept, so memory does not grow with the run."""
+
+    harmed: list[LabelRow] = field(default_factory=list)
+    helped: list[LabelRow] = field(default_factory=list)
+
+    def add(self, row: LabelRow) -> None:
+        """Keep the row if it is among the most harmed or most helped ones."""
         change = measure_retrieval_change(row)
         if change < NO_CHANGE:
-            harmed = heapq.nsmallest(MAX_EXTREME_QUESTIONS, [*harmed, row], key=measure_retrieval_change)
+            candidates = [*self.harmed, row]
+            self.harmed = heapq.nsmallest(MAX_EXTREME_QUESTIONS, candidates, key=measure_retrieval_change)
         elif change > NO_CHANGE:
-            helped = heapq.nlargest(MAX_EXTREME_QUESTIONS, [*helped, row], key=measure_retrieval_change)
-    row_counts = RowCounts(
-        rows=counts["rows"],
-        failed=errors.total(),
-        reasons=tuple(errors.most_common(MAX_ERROR_KINDS)),
-        without_gold=sum(not fact.has_gold for fact in facts),
-        with_open=sum(fact.has_open_answer for fact in facts),
-        guarded=counts["guarded"],
-        unparsable=counts["unparsable"],
-        cut=counts["cut"],
-        graders=tuple(graders.most_common()),
-        synthetic=counts["synthetic"],
-    )
-    return _summarize_facts(facts, row_counts, tuple(harmed), tuple(helped))
+            candidates = [*self.helped, row]
+            self.helped = heapq.nlargest(MAX_EXTREME_QUESTIONS, candidates, key=measure_retrieval_change)
 
 
 class RetrievalChange(NamedTuple):
@@ -227,29 +243,35 @@ def measure_retrieval_change(row: LabelRow) -> RetrievalChange:
     return RetrievalChange(rise, row.benefit or 0)
 
 
-def _summarize_facts(
-    facts: Sequence[QuestionFacts], counts: RowCounts, harmed: tuple[LabelRow, ...], helped: tuple[LabelRow, ...]
-) -> KnowledgeBoundary:
+def _summarize_facts(facts: Sequence[QuestionFacts], counts: RowCounts, extremes: _ExtremeRows) -> KnowledgeBoundary:
     """Compute all measures of a label run from facts about its questions."""
-    accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
-    matched = estimate_proportion(fact.correct["closed"] for fact in facts if fact.correct["open"] is not None)
     benefits = Counter(fact.benefit for fact in facts)
-    effects = {}
-    for side in SIDES:
-        effects[side] = {indicator: count_effects(facts, indicator, side) for indicator in INDICATORS}
     return KnowledgeBoundary(
         counts=counts,
-        accuracy=BoundaryAccuracy(**accuracy, matched=matched),
+        accuracy=_estimate_accuracy(facts),
         benefit=RetrievalBenefit(helps=benefits[1], neutral=benefits[0], hurts=benefits[-1]),
-        effects=effects,
+        effects={side: _count_side_effects(facts, side) for side in SIDES},
         correlation=correlate_indicators(facts),
         savings={name: measures.compute_saving_curve(facts, name) for name in INDICATORS},
-        copying=measure_copy_rate(facts),
+        copying=measures.measure_copy_rate(facts),
         slices=measures.compute_run_slices(facts),
         agreements=measure_grader_agreement(facts),
-        harmed=harmed,
-        helped=helped,
+        harmed=tuple(extremes.harmed),
+        helped=tuple(extremes.helped),
     )
+
+
+def _estimate_accuracy(facts: Sequence[QuestionFacts]) -> BoundaryAccuracy:
+    """Estimate the accuracy of the greedy answers of each side."""
+    accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
+    graded_open = [fact for fact in facts if fact.correct["open"] is not None]
+    matched = estimate_proportion(fact.correct["closed"] for fact in graded_open)
+    return BoundaryAccuracy(**accuracy, matched=matched)
+
+
+def _count_side_effects(facts: Sequence[QuestionFacts], side: str) -> dict[str, tuple[EffectInterval, ...]]:
+    """Count the effects of retrieval by interval of each indicator."""
+    return {indicator: count_effects(facts, indicator, side) for indicator in INDICATORS}
 
 
 def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> tuple[EffectInterval, ...]:
@@ -260,22 +282,28 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
         indicator: 'mastery' (share of right samples) or 'certainty' (how far they agree), divided into intervals.
         side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
     """
-    counts = Counter[tuple[int, str | None]]()  # number of questions by interval and effect
+    effects: list[list[str | None]] = [[] for _ in range(INTERVAL_COUNT)]  # effects on the questions of each interval
     for fact in facts:
         value = fact.indicators[side][indicator]
         if value is not None:
-            interval = int(value * INTERVAL_COUNT + TOLERANCE)  # the tolerance absorbs rounding errors
-            interval = min(interval, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
-            counts[interval, fact.effects[indicator]] += 1
-    return tuple(
-        EffectInterval(
-            low=number / INTERVAL_COUNT,
-            high=(number + 1) / INTERVAL_COUNT,
-            beneficial=counts[number, Effect.BENEFICIAL.value],
-            neutral=counts[number, Effect.NEUTRAL.value],
-            harmful=counts[number, Effect.HARMFUL.value],
-        )
-        for number in range(INTERVAL_COUNT)
+            effects[_find_interval(value)].append(fact.effects[indicator])
+    return tuple(_make_effect_interval(number, effects[number]) for number in range(INTERVAL_COUNT))
+
+
+def _find_interval(value: float) -> int:
+    """Return the number of the interval that contains a value from 0 to 1."""
+    number = int(value * INTERVAL_COUNT + TOLERANCE)  # the tolerance absorbs rounding errors
+    return min(number, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
+
+
+def _make_effect_interval(number: int, effects: Sequence[str | None]) -> EffectInterval:
+    """Count the effects of retrieval in one interval."""
+    return EffectInterval(
+        low=number / INTERVAL_COUNT,
+        high=(number + 1) / INTERVAL_COUNT,
+        beneficial=effects.count(Effect.BENEFICIAL.value),
+        neutral=effects.count(Effect.NEUTRAL.value),
+        harmful=effects.count(Effect.HARMFUL.value),
     )
 
 
@@ -287,25 +315,6 @@ def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
     values = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
     pairs = [(mastery, certainty) for mastery, certainty in values if mastery is not None and certainty is not None]
     return proportions.pearson_correlation([mastery for mastery, _ in pairs], [certainty for _, certainty in pairs])
-
-
-def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
-    """Measure how often the LLM copies the word MASK from passages. None without answers to masked passages."""
-    masked = [fact for fact in facts if fact.is_mask is not None]
-    if not masked:
-        return None
-    open_agree = [fact for fact in masked if _samples_agree(fact, "open")]
-    return CopyRate(
-        is_mask=estimate_proportion(fact.is_mask for fact in open_agree),
-        says_mask=estimate_proportion(fact.mentions_mask for fact in open_agree),
-        anywhere=estimate_proportion(fact.is_mask for fact in masked),
-        under_mask=estimate_proportion(fact.is_mask for fact in masked if _samples_agree(fact, "mask")),
-    )
-
-
-def _samples_agree(fact: QuestionFacts, side: str) -> bool:
-    """Return whether all sampled answers of a side agree, which means certainty 1."""
-    return (fact.indicators[side]["certainty"] or 0.0) >= 1 - TOLERANCE
 
 
 def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgreement, ...]:
@@ -355,18 +364,29 @@ def _read_run_report(path: Path) -> RunReport:
     boundary = measure_boundary(folder.rows())
     settings = manifest.get("settings") or {}
     warn_if_unfinished(path, boundary.counts.rows, settings.get("questions"))
-    graders = [f"{name} ({count})" for name, count in boundary.counts.graders]
-    if len(graders) == 1:
-        graders = [name for name, _ in boundary.counts.graders]  # the count would be that of all rows
-    sampling = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
     texts = {
         "model": _get_setting(manifest, "model"),
         "data": _get_setting(manifest, "data"),
-        "grader": ", ".join(graders) or _get_setting(manifest, "grade", "grader"),
+        "grader": _describe_graders(boundary.counts) or _get_setting(manifest, "grade", "grader"),
         "samples": _get_setting(manifest, "samples"),
-        "temperature": ", ".join([_get_setting(manifest, "temperature"), *sampling]),
+        "temperature": _describe_sampling(manifest),
     }
     return RunReport("", path, texts, boundary)
+
+
+def _describe_graders(counts: RowCounts) -> str:
+    """List the graders of a label run with their numbers of rows."""
+    if len(counts.graders) == 1:
+        grader, _ = counts.graders[0]  # the count would be that of all rows
+        return grader
+    return ", ".join(f"{grader} ({count})" for grader, count in counts.graders)
+
+
+def _describe_sampling(manifest: Mapping[str, Any]) -> str:
+    """Describe the temperature and other sampling settings, such as '0.7, top_p 0.9'."""
+    settings = manifest.get("settings") or {}
+    limits = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
+    return ", ".join([_get_setting(manifest, "temperature"), *limits])
 
 
 def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,28 +66,35 @@ class QuestionFacts:
 def extract_facts(row: LabelRow) -> QuestionFacts:
     """Extract the facts for the knowledge report from one labeled question."""
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
-    correct: dict[str, bool | None] = {}
-    indicators: dict[str, dict[str, float | None]] = {}
-    verdicts: dict[str, dict[str, bool]] = {}
-    for side, answer in (("closed", row.closed), ("open", row.open), ("mask", row.mask)):
-        correct[side] = answer.correct if answer else None
-        indicators[side] = {name: getattr(answer, name, None) for name in INDICATORS}
-        if answer and side != "mask" and has_gold_answer(question):
-            verdicts[side] = _collect_verdicts(answer, row.grader, question)
+    answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
+    correct = {side: answer.correct if answer else None for side, answer in answers.items()}
     return QuestionFacts(
         # A run that was stored without texts has grades but no gold answers. A graded question had a gold answer.
         has_gold=has_gold_answer(question) or correct["closed"] is not None,
         has_open_answer=row.open is not None,
         correct=correct,
         benefit=row.benefit,
-        indicators=indicators,
-        effects={name: getattr(row, f"effect_{name}") for name in INDICATORS},
+        indicators={side: _get_indicators(answer) for side, answer in answers.items()},
+        effects={indicator: getattr(row, f"effect_{indicator}") for indicator in INDICATORS},
         is_mask=is_mask(row.mask.text) if row.mask else None,
         mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
         frequency=row.answer_frequency,
         slices=label_rows.list_slices(row),
-        verdicts=verdicts,
+        verdicts=_collect_row_verdicts(row, question),
     )
+
+
+def _get_indicators(answer: GradedAnswer | None) -> dict[str, float | None]:
+    """Return mastery and certainty of an answer. They are None without an answer."""
+    return {indicator: getattr(answer, indicator, None) for indicator in INDICATORS}
+
+
+def _collect_row_verdicts(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
+    """Return the verdicts on both answers of a row, by side and grader."""
+    if not has_gold_answer(question):
+        return {}
+    answers = {"closed": row.closed, "open": row.open}
+    return {side: _collect_verdicts(answer, row.grader, question) for side, answer in answers.items() if answer}
 
 
 def has_gold_answer(question: Question) -> bool:
@@ -166,35 +174,85 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.
     """
-    cases = []  # value of the indicator, and grades of both answers, of each question that has all of them
-    for fact in facts:
-        case = (fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"])
-        if None not in case:
-            cases.append(case)
-    if not cases:
+    cases = _collect_saving_cases(facts, indicator)
+    if cases is None:
         return None
-    values, closed, opened = np.array(cases, dtype=np.float64).T
-    always = float(opened.mean())
-    never = float(closed.mean())
+    always = float(cases.open_right.mean())
+    never = float(cases.closed_right.mean())
+    nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
+    points = [nothing_skipped, *map(cases.measure_threshold, _list_distinct(cases.values))]
+    marks = map(cases.measure_threshold, TABLE_THRESHOLDS)
+    return SavingCurve(len(cases.values), always, never, tuple(points), tuple(marks))
 
-    def measure_threshold(threshold: float) -> SavingPoint:
+
+class _SavingCases(NamedTuple):
+    """Questions with an indicator and both grades. Each field has one value per question."""
+
+    values: FloatArray  # of the indicator
+    closed_right: FloatArray
+    open_right: FloatArray
+
+    def measure_threshold(self, threshold: float) -> SavingPoint:
         """Measure the savings and accuracy if questions from this value on are skipped."""
-        is_skipped = values >= threshold - TOLERANCE
+        is_skipped = self.values >= threshold - TOLERANCE
         saved = float(is_skipped.mean())
-        accuracy = float(np.where(is_skipped, closed, opened).mean())
-        random = saved * never + (1 - saved) * always
+        accuracy = float(np.where(is_skipped, self.closed_right, self.open_right).mean())
+        random = saved * float(self.closed_right.mean()) + (1 - saved) * float(self.open_right.mean())
         return SavingPoint(threshold, saved, accuracy, random)
 
-    nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
-    points = [nothing_skipped, *map(measure_threshold, _list_distinct(values))]
-    marks = [measure_threshold(threshold) for threshold in TABLE_THRESHOLDS]
-    return SavingCurve(len(cases), always, never, tuple(points), tuple(marks))
+
+def _collect_saving_cases(facts: Sequence[QuestionFacts], indicator: str) -> _SavingCases | None:
+    """Collect the questions with an indicator and both grades; None without any."""
+    cases = [(fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]) for fact in facts]
+    complete = [case for case in cases if None not in case]
+    return _SavingCases(*np.array(complete, dtype=np.float64).T) if complete else None
 
 
 def _list_distinct(values: FloatArray) -> list[float]:
     """Return the values from highest to lowest, without repetitions. Rounding errors are ignored."""
     descending = sorted(values.tolist(), reverse=True)
     return [value for value, following in pairwise([*descending, -math.inf]) if value - following > TOLERANCE]
+
+
+# --- copied masks ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CopyRate:
+    """How often the LLM copies the word MASK from passages.
+
+    MASK replaces the gold answers, so a copied MASK is no knowledge.
+
+    Attributes:
+        is_mask: Share of answers that are just MASK, among the questions that are certain with the original passages.
+        says_mask: Share of answers that contain MASK, among the same questions.
+        anywhere: Share of answers that are just MASK, among all questions.
+        under_mask: Share of answers that are just MASK, among the questions that are certain with the masked passages.
+    """
+
+    is_mask: Proportion
+    says_mask: Proportion
+    anywhere: Proportion
+    under_mask: Proportion
+
+
+def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
+    """Measure how often the LLM copies the word MASK from passages. None without answers to masked passages."""
+    masked = [fact for fact in facts if fact.is_mask is not None]
+    if not masked:
+        return None
+    open_agree = [fact for fact in masked if _samples_agree(fact, "open")]
+    return CopyRate(
+        is_mask=estimate_proportion(fact.is_mask for fact in open_agree),
+        says_mask=estimate_proportion(fact.mentions_mask for fact in open_agree),
+        anywhere=estimate_proportion(fact.is_mask for fact in masked),
+        under_mask=estimate_proportion(fact.is_mask for fact in masked if _samples_agree(fact, "mask")),
+    )
+
+
+def _samples_agree(fact: QuestionFacts, side: str) -> bool:
+    """Return whether all sampled answers of a side agree, which means certainty 1."""
+    return (fact.indicators[side]["certainty"] or 0.0) >= 1 - TOLERANCE
 
 
 # --- slices ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.display import UNKNOWN_AMOUNT
 from knowgate.core.options import Options, option, read_options
@@ -192,25 +193,28 @@ def estimate_gated_cost(
         has_arbiter: Whether an arbiter chooses between the answers with and without passages, so that every question
             with a search needs both.
     """
-    gate_tokens = gate.extra_tokens if gate else 0.0
-    calls = 1 + (gate.calls if gate else 0.0)
     search_rate = float((~skips).mean())
-    # If a search found no passages, the closed-book answer is given.
-    tokens_after_search = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
+    calls = 1 + (gate.calls if gate else 0.0)
+    answer_tokens = np.where(skips, table.closed_tokens, _count_tokens_after_search(table))
     # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
     if has_arbiter or (gate is not None and gate.drafts):
-        tokens_after_search = table.closed_tokens + tokens_after_search
+        answer_tokens = answer_tokens + np.where(skips, 0, table.closed_tokens)
         calls += search_rate
-    answer_tokens = np.where(skips, table.closed_tokens, tokens_after_search)
+    gate_tokens = gate.extra_tokens if gate else 0.0
     passage_tokens = np.where(skips, 0, table.passage_tokens)
-    has_passages = table.passage_tokens.any()
     return PolicyCost(
         searches=search_rate,
-        prompt=float(passage_tokens.mean()) if has_passages else None,
+        prompt=float(passage_tokens.mean()) if table.passage_tokens.any() else None,
         completion=float(answer_tokens.mean()) + gate_tokens if table.has_answer_lengths else None,
         calls=calls,
         decision_seconds=gate.seconds if gate else 0.0,
     )
+
+
+def _count_tokens_after_search(table: LabelTable) -> NDArray[Any]:
+    """Count the generated tokens of each answer after a search."""
+    # If a search found no passages, the closed-book answer is given.
+    return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
 
 
 # --- texts ----------------------------------------------------------------------------------------

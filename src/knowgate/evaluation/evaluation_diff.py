@@ -98,32 +98,46 @@ def diff_evaluations(
         BadInput: The evaluations have no gate in common.
         UnknownName: A watched gate is missing from one of them.
     """
-    gates = [gate for gate in first.gates if gate in second.gates]
-    if not gates:
-        raise BadInput(f"'{first.name}' and '{second.name}' share no gate. Evaluate both with the same `gates`.")
-    for gate in watch:
-        if gate not in gates:
-            raise UnknownName("gate", gate, gates)
-    shared = _find_shared_questions(first, second)
-    n_shared = len(shared[0])
-    # Gates are compared question by question if half of the smaller evaluation is shared, and at least 30 questions.
-    n_smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
-    needed = max(MIN_SHARED_QUESTIONS, math.ceil(n_smaller / 2))
-    paired = shared if n_shared >= needed else None
-    if watch:  # a watched gate is watched with and without an arbiter
-        watched = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
-    else:
-        watched = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
+    gates = _list_shared_gates(first, second)
+    watched = _select_watched(gates, watch)
+    shared_rows = _find_shared_questions(first, second)
+    n_shared = len(shared_rows[0])
+    n_needed = _count_needed_questions(first, second)
+    paired_rows = shared_rows if n_shared >= n_needed else None
     return EvaluationDiff(
         first,
         second,
-        gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], paired, resamples) for gate in gates],
+        gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], paired_rows, resamples) for gate in gates],
         watched=watched,
         only_first=[gate for gate in first.gates if gate not in gates],
         only_second=[gate for gate in second.gates if gate not in gates],
         shared=n_shared,
-        needed=needed,
+        needed=n_needed,
     )
+
+
+def _list_shared_gates(first: EvaluationSummary, second: EvaluationSummary) -> list[str]:
+    """List the gates of both evaluations. Without any, BadInput is raised."""
+    gates = [gate for gate in first.gates if gate in second.gates]
+    if not gates:
+        raise BadInput(f"'{first.name}' and '{second.name}' share no gate. Evaluate both with the same `gates`.")
+    return gates
+
+
+def _count_needed_questions(first: EvaluationSummary, second: EvaluationSummary) -> int:
+    """Return how many shared questions a comparison question by question needs."""
+    n_smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
+    return max(MIN_SHARED_QUESTIONS, math.ceil(n_smaller / 2))
+
+
+def _select_watched(gates: Sequence[str], watch: Sequence[str]) -> list[str]:
+    """Select the gates to watch. A gate in `watch` is watched with and without an arbiter."""
+    for gate in watch:
+        if gate not in gates:
+            raise UnknownName("gate", gate, gates)
+    if watch:
+        return [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
+    return [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
 
 
 def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:

@@ -103,15 +103,8 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
         recommendation: Its recommendation.
         name: Name of the summary in reports.
     """
-    gates = {}
-    for gate in evaluation.gates:
-        measures = {measure: value for measure, value in gate.measures.items() if measure in SUMMARY_MEASURES}
-        gates[gate.gate] = GateSummary(measures, gate.right, gate.retrieve)
-    results_with_arbiter = evaluation.cascade.lines if evaluation.cascade else []
-    for result in results_with_arbiter:
-        measures = {"accuracy": result.accuracy, "rate": Estimate(result.rate)}
-        searched = evaluation.gate(result.gate).retrieve
-        gates[result.gate + ARBITER_SUFFIX] = GateSummary(measures, result.right, searched)
+    gates = {gate.gate: _summarize_gate(gate) for gate in evaluation.gates}
+    gates |= _summarize_cascade(evaluation)
     if evaluation.has_open_answers:
         gates[RECOMMENDED] = _summarize_recommendation(evaluation, recommendation)
     keys = evaluation.table.question_fingerprints.tolist()
@@ -124,6 +117,22 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
         recommendation=_describe_recommendation(recommendation.level, recommendation.gate, recommendation.threshold),
         arbiter=evaluation.cascade.arbiter if evaluation.cascade else "",
     )
+
+
+def _summarize_gate(gate: GateResult) -> GateSummary:
+    """Summarize the results of one gate without the arbiter."""
+    measures = {measure: value for measure, value in gate.measures.items() if measure in SUMMARY_MEASURES}
+    return GateSummary(measures, gate.right, gate.retrieve)
+
+
+def _summarize_cascade(evaluation: Evaluation) -> dict[str, GateSummary]:
+    """Summarize the gates followed by the arbiter; empty without an arbiter."""
+    summaries = {}
+    for result in evaluation.cascade.lines if evaluation.cascade else []:
+        measures = {"accuracy": result.accuracy, "rate": Estimate(result.rate)}
+        searched = evaluation.gate(result.gate).retrieve
+        summaries[result.gate + ARBITER_SUFFIX] = GateSummary(measures, result.right, searched)
+    return summaries
 
 
 def _summarize_recommendation(evaluation: Evaluation, recommendation: Recommendation) -> GateSummary:
@@ -261,25 +270,32 @@ def _read_summary(folder: Path) -> EvaluationSummary:
 
 def _parse_summary(record: Any, decisions: _StoredDecisions, name: str) -> EvaluationSummary:
     """Make a summary from the content of summary.json and the stored decisions."""
+    cascade = record.get("cascade") or {"arbiter": "", "lines": []}
+    recommended = record.get("recommendation") or {"light": "unknown", "gate": None, "threshold": None}
+    return EvaluationSummary(
+        name=name,
+        model=record["model"],
+        n=len(decisions.questions) or record["questions"],
+        gates=_parse_gates(record["gates"], cascade["lines"], decisions),
+        question_keys=list(decisions.questions),
+        recommendation=_describe_recommendation(recommended["light"], recommended["gate"], recommended["threshold"]),
+        arbiter=cascade["arbiter"],
+    )
+
+
+def _parse_gates(
+    gate_records: list[Any], cascade_records: list[Any], decisions: _StoredDecisions
+) -> dict[str, GateSummary]:
+    """Make the summaries of all gates, with and without the arbiter, and of the recommendation."""
     gates = {}
-    for gate in record["gates"]:
+    for gate in gate_records:
         measures = {key: Estimate(**gate[key]) for key in SUMMARY_MEASURES if key in gate}
         gates[gate["gate"]] = decisions.summarize(gate["gate"], measures)
-    cascade = record.get("cascade") or {"arbiter": "", "lines": []}
-    for line in cascade["lines"]:
+    for line in cascade_records:
         gate_name = line["gate"] + ARBITER_SUFFIX
         measures = {"accuracy": Estimate(**line["accuracy"]), "rate": Estimate(line["rate"])}
         gates[gate_name] = decisions.summarize(gate_name, measures)
     right, searched = decisions.get(RECOMMENDED, "right"), decisions.get(RECOMMENDED, "searched")
     if right is not None and searched is not None:
         gates[RECOMMENDED] = _summarize_decisions(right, searched)
-    recommended = record.get("recommendation") or {"light": "unknown", "gate": None, "threshold": None}
-    return EvaluationSummary(
-        name=name,
-        model=record["model"],
-        n=len(decisions.questions) or record["questions"],
-        gates=gates,
-        question_keys=list(decisions.questions),
-        recommendation=_describe_recommendation(recommended["light"], recommended["gate"], recommended["threshold"]),
-        arbiter=cascade["arbiter"],
-    )
+    return gates

@@ -305,33 +305,44 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
         gate: The gate. If it has no guarantee, the text of the result is ''.
         arbiter: Fingerprint of the arbiter that chooses between the answers with and without passages; None without one.
     """
+    without_arbiter = deployment.has_guarantee_without_arbiter(gate)
+    # The tables show every gate also without the arbiter. A guarantee without one refers to that.
+    assumed_arbiter = None if without_arbiter else arbiter
+    conditions = _describe_deployment(table, assumed_arbiter)
+    evidence = gate.artifact.manifest.get("guarantee") or {}
+    proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
+    has_arbiter = arbiter is not None and arbiter == proven_arbiter
+    skips_without_arbiter = without_arbiter and gate.threshold != ALWAYS_RETRIEVE
+    is_applicable = has_arbiter or skips_without_arbiter
+    return GateGuarantee(
+        text=deployment.describe_guarantee(gate, conditions),
+        holds=is_applicable and not deployment.find_violated_conditions(gate, conditions),
+        max_loss=float(evidence.get("epsilon", 0.0)),
+        n_calibrated=_count_calibration_questions(table, gate),
+        has_arbiter=has_arbiter,
+    )
+
+
+def _describe_deployment(table: LabelTable, arbiter: str | None) -> deployment.Deployment:
+    """Describe how the questions were answered. `arbiter` is a fingerprint, or None."""
     settings = table.settings
     retriever = settings.get("retriever_fingerprint")
-    without_arbiter = deployment.has_guarantee_without_arbiter(gate)
-    conditions = deployment.Deployment(
+    return deployment.Deployment(
         retriever=retriever,
         k=count_shown_passages(settings.get("k"), retriever),
         max_tokens=settings.get("max_tokens"),
         open_prompts=settings.get("open_prompts"),
         reranker=settings.get("reranker_fingerprint"),
         candidates=settings.get("candidates"),
-        # The tables show every gate also without the arbiter. A guarantee without one refers to that.
-        arbiter=None if without_arbiter else arbiter,
+        arbiter=arbiter,
     )
-    evidence = gate.artifact.manifest.get("guarantee") or {}
-    proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
-    has_arbiter = arbiter is not None and arbiter == proven_arbiter
-    skips_without_arbiter = without_arbiter and gate.threshold != ALWAYS_RETRIEVE
-    is_applicable = has_arbiter or skips_without_arbiter
+
+
+def _count_calibration_questions(table: LabelTable, gate: FittedGate) -> int:
+    """Count the questions that the gate's threshold was chosen on."""
     keys_file = gate.artifact.path / CALIBRATION_KEYS_FILE
     calibration_keys = set(read_text(keys_file).split()) if keys_file.is_file() else set()
-    return GateGuarantee(
-        text=deployment.describe_guarantee(gate, conditions),
-        holds=is_applicable and not deployment.find_violated_conditions(gate, conditions),
-        max_loss=float(evidence.get("epsilon", 0.0)),
-        n_calibrated=sum(str(key) in calibration_keys for key in table.question_fingerprints),
-        has_arbiter=has_arbiter,
-    )
+    return sum(str(key) in calibration_keys for key in table.question_fingerprints)
 
 
 # --- summary for notebooks and terminals ----------------------------------------------------------

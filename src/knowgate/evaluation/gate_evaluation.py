@@ -122,17 +122,18 @@ def evaluate(
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
     """
     gate_list: Sequence[Any] = gates if isinstance(gates, list | tuple) else [gates]
-    named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
-    _check_source(named, runs, data, options)
-    scored: Sequence[str | Gate] = named  # gates that decide now are replaced by the names of their stored decisions
+    given_gates: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
+    _check_source(given_gates, runs, data, options)
+    # Gates that decide now are replaced by the names of their stored decisions.
+    scored_gates: Sequence[str | Gate] = given_gates
     if data is not None and options.out is not None:
         live_options = options.replace(model=options.model or DEFAULT_MODEL)
-        runs = label_and_decide(named, data, options.out, options=live_options, on_progress=on_progress)
-        scored = make_record_names(named)
+        runs = label_and_decide(given_gates, data, options.out, options=live_options, on_progress=on_progress)
+        scored_gates = make_record_names(given_gates)
     elif options.model is not None:
-        scored = decide_on_runs(named, resolve_run_paths(runs or []), options=options)
+        scored_gates = decide_on_runs(given_gates, resolve_run_paths(runs or []), options=options)
     with require_extra("evaluating", "train"):
-        return _evaluate_runs(named, scored, resolve_run_paths(runs or []), options, on_arbitrated)
+        return _evaluate_runs(given_gates, scored_gates, resolve_run_paths(runs or []), options, on_arbitrated)
 
 
 def _check_source(
@@ -156,8 +157,8 @@ def _check_source(
 
 
 def _evaluate_runs(
-    named: Sequence[str | Gate],
-    scored: Sequence[str | Gate],
+    given_gates: Sequence[str | Gate],
+    scored_gates: Sequence[str | Gate],
     runs: Sequence[Path],
     options: EvaluateOptions,
     on_arbitrated: Callable[[int, int], None],
@@ -165,35 +166,58 @@ def _evaluate_runs(
     """Evaluate gates on label runs, and add the optional tables. Label runs are folders of recorded answers.
 
     Args:
-        named: The gates as the caller gave them.
-        scored: The same gates, but a gate that has just decided with the LLM is replaced by the name under which its
+        given_gates: The gates as the caller gave them.
+        scored_gates: The same gates, but a gate that has just decided with the LLM is replaced by the name under which its
             decisions are stored in the runs.
         runs: Folders of the label runs.
         options: The options of `evaluate`.
         on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
     """
-    arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
-    arbiter = find_policy_arbiter(named) if arbiter is None else arbiter
-    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
-    if options.drop_seen:
-        judges = [str(options.second_look).removesuffix(",verdict=own")] if options.second_look else []
-        table = drop_seen_rows(table, [*named, *judges], get_arbiter_folder(arbiter))
-    scores = score_gates(table, scored, plug_in=options.plug_in)
+    arbiter = _choose_arbiter(given_gates, options)
+    table = _load_table(given_gates, runs, arbiter, options)
+    scores = score_gates(table, scored_gates, plug_in=options.plug_in)
     if options.record:
         save_scores(table, scores)
     evaluation = compare_gates(table, scores, resamples=options.resamples, seed=options.seed)
     choices = None
     if arbiter is not None:
         choices = arbitrate(table, arbiter, plug_in=options.plug_in, on_progress=on_arbitrated)
-    fingerprint = choices.fingerprint if choices else None
-    used = [*named, *(result.gate for result in evaluation.gates), *([choices.name] if choices else [])]
-    evaluation = replace(
-        evaluation,
-        guarantees=read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint),
-        with_judge=frozenset(get_gate_name(item) for item in used if has_judge(item)),
-    )
+    evaluation = _add_gate_facts(evaluation, given_gates, choices, plug_in=options.plug_in)
     evaluation = _add_optional_tables(evaluation, scores, choices, options)
     return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
+
+
+def _choose_arbiter(gates: Sequence[str | Gate], options: EvaluateOptions) -> Any:
+    """Return the arbiter of the options or, without one, that of the evaluated policy."""
+    if options.arbiter is None:
+        return find_policy_arbiter(gates)
+    return str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
+
+
+def _load_table(
+    gates: Sequence[str | Gate], runs: Sequence[Path], arbiter: Any, options: EvaluateOptions
+) -> LabelTable:
+    """Load label runs, on request without questions that were used for fitting."""
+    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
+    if not options.drop_seen:
+        return table
+    judges = [str(options.second_look).removesuffix(",verdict=own")] if options.second_look else []
+    return drop_seen_rows(table, [*gates, *judges], get_arbiter_folder(arbiter))
+
+
+def _add_gate_facts(
+    evaluation: Evaluation, gates: Sequence[str | Gate], choices: ArbiterChoices | None, *, plug_in: bool
+) -> Evaluation:
+    """Add the guarantees of the gates, and which gates and arbiters run a fine-tuned judge."""
+    fingerprint = choices.fingerprint if choices else None
+    candidates = [*gates, *(result.gate for result in evaluation.gates)]
+    if choices:
+        candidates.append(choices.name)
+    return replace(
+        evaluation,
+        guarantees=read_guarantees(evaluation.table, gates, plug_in=plug_in, arbiter=fingerprint),
+        with_judge=frozenset(get_gate_name(candidate) for candidate in candidates if has_judge(candidate)),
+    )
 
 
 def _add_optional_tables(

@@ -78,14 +78,8 @@ def label_and_decide(
     model = resolve_model(options.model)
     prompts = load_answer_prompts(options.prompts, model=model)
     decider = LiveDecider(model, prompts, bind_gates(named_gates, model, prompts, options), options)
-    answer_options = {name: getattr(options, name) for name in AnswerOptions.model_fields}
-    labeled_model = options.model
-    # The workers of a cluster load everything by name. In this process, everything is loaded once for all data sets.
-    if not decider.is_remote:
-        labeled_model = model
-        answer_options["index"] = None if options.index is None else as_retriever(options.index)
-        answer_options["rerank"] = None if options.rerank is None else as_reranker(options.rerank)
-    label_options = LabelOptions(**answer_options, samples=0, max_tokens=MAX_TOKENS, layers=LAYERS)
+    label_options = _make_label_options(options, is_remote=decider.is_remote)
+    labeled_model = options.model if decider.is_remote else model  # the workers of a cluster load it by name
     runs = []
     for source in sources:
         folder = out / "runs" / describe_data(source).replace(":", "-").replace("/", "-")
@@ -93,6 +87,15 @@ def label_and_decide(
         decider.record(run)
         runs.append(run.path)
     return runs
+
+
+def _make_label_options(options: LiveOptions, *, is_remote: bool) -> LabelOptions:
+    """Make the options of labeling. In this process, search models are loaded only once."""
+    values = {name: getattr(options, name) for name in AnswerOptions.model_fields}
+    if not is_remote:  # the workers of a cluster load everything by name
+        values["index"] = None if options.index is None else as_retriever(options.index)
+        values["rerank"] = None if options.rerank is None else as_reranker(options.rerank)
+    return LabelOptions(**values, samples=0, max_tokens=MAX_TOKENS, layers=LAYERS)
 
 
 def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options: LiveOptions) -> list[str | Gate]:
@@ -159,7 +162,7 @@ def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
             names.append(gate)
             continue
         name = get_gate_name(gate)
-        n_same = sum(other == name or other.startswith(f"{name} (") for other in names)
+        n_same = sum(used == name or used.startswith(f"{name} (") for used in names)
         names.append(f"{name} ({n_same + 1})" if n_same else name)
     return names
 
@@ -183,12 +186,12 @@ class GateDecisions:
     distances: list[float | None] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, other: GateDecisions) -> None:
+    def add(self, further: GateDecisions) -> None:
         """Add the decisions on further questions."""
-        self.needs |= other.needs
-        self.raw |= other.raw
-        self.distances += other.distances
-        self.seconds += other.seconds
+        self.needs |= further.needs
+        self.raw |= further.raw
+        self.distances += further.distances
+        self.seconds += further.seconds
 
 
 @dataclass(frozen=True)
@@ -296,14 +299,19 @@ def bind_gates(
         require_name("model", options.model)
         for spec in gates.values():
             require_name("gate", spec)
-    bound = []
+    bound_gates = []
     for name, spec in gates.items():
         gate = load_gate(spec, plug_in=options.plug_in) if isinstance(spec, str) else spec
-        # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
-        reads_history = type(gate).find_neighbors is not Gate.find_neighbors
-        is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
-        bound.append(BoundGate(name, spec, bind_gate(gate, model, prompts), is_reusable))
-    return bound
+        bound_gate = bind_gate(gate, model, prompts)
+        bound_gates.append(BoundGate(name, spec, bound_gate, _is_reusable(spec, gate)))
+    return bound_gates
+
+
+def _is_reusable(spec: str | Gate, gate: Gate) -> bool:
+    """Return whether decisions stored under the spec of a gate are still valid."""
+    # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
+    reads_history = type(gate).find_neighbors is not Gate.find_neighbors
+    return isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
 
 
 @dataclass(frozen=True)

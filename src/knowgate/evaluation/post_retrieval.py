@@ -230,23 +230,35 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: Pa
     artifact = read_artifact(folder)
     # Verdicts are stored under the folder's name, plus an addition for the default rule. Version 0.1, which had only the
     # paper's rule ('own'), stored them without an addition.
-    name = artifact.path.name if rule == "own" else artifact.path.name + COMPARED
+    judge_name = artifact.path.name if rule == "own" else artifact.path.name + COMPARED
     fingerprint = str(artifact.manifest["checksum"])
+    verdicts = _read_verdicts(run, judge_name, fingerprint)
+    unjudged = [row for row in rows if row.id not in verdicts]
+    if unjudged:
+        _check_texts(run, unjudged)
+        log.info("%s judges the passages of %d questions", judge_name, len(unjudged))
+        verdicts |= _judge_rows(judge, unjudged)
+        write_usefulness(run, RecordedUsefulness(judge_name, fingerprint, verdicts))
+    return verdicts
+
+
+def _read_verdicts(run: Path, judge_name: str, fingerprint: str) -> dict[str, bool]:
+    """Read the stored verdicts of a judge, by row id."""
     verdicts: dict[str, bool] = {}
     for record in read_usefulness(run):
-        if record.judge == name and record.fingerprint == fingerprint:
+        if record.judge == judge_name and record.fingerprint == fingerprint:
             verdicts |= record.useful
-    unjudged = [row for row in rows if row.id not in verdicts]
-    if not unjudged:
-        return verdicts
-    _check_texts(run, unjudged)
-    log.info("%s judges the passages of %d questions", name, len(unjudged))
-    for start in range(0, len(unjudged), SECOND_LOOK_BATCH):
-        batch = unjudged[start : start + SECOND_LOOK_BATCH]
+    return verdicts
+
+
+def _judge_rows(judge: PassageFilter, rows: Sequence[LabelRow]) -> dict[str, bool]:
+    """Let the judge decide on each row's passages, batch by batch."""
+    verdicts: dict[str, bool] = {}
+    for start in range(0, len(rows), SECOND_LOOK_BATCH):
+        batch = rows[start : start + SECOND_LOOK_BATCH]
         useful = judge.are_useful([question_from_row(row) for row in batch], [row.passages for row in batch])
         for row, is_useful in zip(batch, useful, strict=True):
             verdicts[row.id] = is_useful
-    write_usefulness(run, RecordedUsefulness(name, fingerprint, verdicts))
     return verdicts
 
 

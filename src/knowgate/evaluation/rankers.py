@@ -132,20 +132,28 @@ def rank_with_all(
     """
     questions = [row.question for row in rows]
     passages = [list_passages(row) for row in rows]
-    # Candidates are in the retriever's order, so scores 0, -1, -2, ... reproduce it.
-    retriever_scores = [[-float(rank) for rank in range(len(candidates))] for candidates in passages]
-    oracle_scores = [[candidate.shift for candidate in row.candidates] for row in rows]
-    rankers = [Ranker(RETRIEVER, retriever_scores)]
+    retriever = Ranker(RETRIEVER, [_score_retriever_order(row) for row in rows])
+    rankers = [retriever]
     for name, reranker in rerankers.items():
         rankers.append(Ranker(name, reranker.score(questions, passages)))
     if margin is not None and rerankers:
-        last = rankers[-1]
-        with_margin = list(last.scores)
-        for index, candidates in enumerate(passages):
-            if can_skip_reranking(candidates, margin):
-                with_margin[index] = retriever_scores[index]
-        rankers.append(Ranker(f"{last.name}, margin {margin:g}", with_margin))
+        rankers.append(_apply_margin(rankers[-1], retriever, passages, margin))
+    oracle_scores = [[candidate.shift for candidate in row.candidates] for row in rows]
     return [*rankers, Ranker(ORACLE, oracle_scores)]
+
+
+def _score_retriever_order(row: Preference) -> list[float]:
+    """Score candidates 0, -1, -2, ..., because they are in the retriever's order."""
+    return [-float(rank) for rank in range(len(row.candidates))]
+
+
+def _apply_margin(reranker: Ranker, retriever: Ranker, passages: Sequence[Sequence[Passage]], margin: float) -> Ranker:
+    """Return a reranker that keeps the retriever's order where its first passage leads."""
+    scores = list(reranker.scores)
+    for index, candidates in enumerate(passages):
+        if can_skip_reranking(candidates, margin):
+            scores[index] = retriever.scores[index]
+    return Ranker(f"{reranker.name}, margin {margin:g}", scores)
 
 
 def measure_ranking(
@@ -165,28 +173,30 @@ def measure_ranking(
         BadInput: No row has passages of both kinds.
     """
     with_both = [index for index, row in enumerate(rows) if row.is_kept]  # passages that help, and that do not
+    _check_any_measured(with_both, len(rows))
     measured = [rows[index] for index in with_both]
-    if not measured:
-        raise BadInput(
-            f"rerankers can only be compared on questions with some passages that help and some that do not. None of the "
-            f"{len(rows)} held-out questions is of that kind. Measure more questions with `knowgate prefer`."
-        )
     values: dict[str, dict[str, FloatArray]] = {}
     hits: dict[str, list[list[bool]]] = {}
     for ranker in rankers:
         scores = [ranker.scores[index] for index in with_both]
-        hits[ranker.name] = [rank_hits(row, row_scores) for row, row_scores in zip(measured, scores, strict=True)]
+        hits[ranker.name] = list(map(rank_hits, measured, scores))
         for measure, by_question in compute_rank_metrics(measured, scores).items():
             values.setdefault(measure, {})[ranker.name] = by_question
-    result = RankingResult(
-        RankerMeasures([row.id for row in measured], values),
-        hits,
-        chance=float(np.mean([len(row.positives) / len(row.pool) for row in measured])),
-    )
-    if margin is None:
+    chance = float(np.mean([len(row.positives) / len(row.pool) for row in measured]))
+    result = RankingResult(RankerMeasures([row.id for row in measured], values), hits, chance)
+    if margin is None:  # reranking is never skipped
         return result
     is_skipped = [can_skip_reranking(list_passages(row), margin) for row in rows]
     return replace(result, margin=margin, margin_share=float(np.mean(is_skipped)))
+
+
+def _check_any_measured(measured: Sequence[int], n_rows: int) -> None:
+    """Raise BadInput if no question can be measured."""
+    if not measured:
+        raise BadInput(
+            f"rerankers can only be compared on questions with some passages that help and some that do not. None of the "
+            f"{n_rows} held-out questions is of that kind. Measure more questions with `knowgate prefer`."
+        )
 
 
 def measure_answers(
@@ -206,12 +216,18 @@ def measure_answers(
     for count in passage_counts:
         by_ranker = {NO_PASSAGES: without_passages}
         for ranker in rankers:
-            first_passages = []
-            for row, scores in zip(rows, ranker.scores, strict=True):
-                first_passages.append([row.candidates[index].passage for index in rank_scores(scores)[:count]])
+            first_passages = _select_first_passages(rows, ranker, count)
             by_ranker[ranker.name] = answerer.grade_answers(questions, first_passages)
         values[f"top {count}"] = by_ranker
     return RankerMeasures([row.id for row in rows], values)
+
+
+def _select_first_passages(rows: Sequence[Preference], ranker: Ranker, count: int) -> list[list[Passage]]:
+    """Return the first passages of each question in a ranker's order."""
+    first_passages = []
+    for row, scores in zip(rows, ranker.scores, strict=True):
+        first_passages.append([row.candidates[index].passage for index in rank_scores(scores)[:count]])
+    return first_passages
 
 
 def list_passages(row: Preference) -> list[Passage]:

@@ -9,6 +9,7 @@ without each fifth of the questions and tested on that fifth. No question measur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -142,9 +143,8 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     """
     check_number(max_loss, "the maximum loss")
     table = evaluation.table
-    n = len(table.rows)
     if table.open_right is None:
-        return Recommendation("unknown", n, max_loss)
+        return Recommendation("unknown", len(table.rows), max_loss)
     arbitrated = evaluation.cascade.arbiter_right if evaluation.cascade else None
     answers = CorrectAnswers(table.closed_right, table.open_right, arbitrated)
     calibrated = _find_calibrated_gate(evaluation)
@@ -152,18 +152,21 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
         recommendation = _recommend_own_threshold(evaluation, calibrated, answers, max_loss)
         if recommendation.is_positive or evaluation.ranking_gates == [calibrated]:
             return recommendation
-    # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
-    all_rows = np.ones(n, dtype=bool)
-    choice = choose_gate(_list_needs(evaluation), answers, all_rows, max_loss / 2)
-    if choice is not None:
-        recommendation = _recommend_choice(evaluation, choice, answers, max_loss)
-    elif _has_enough_questions(evaluation):
-        recommendation = Recommendation("leave", n, max_loss)
-    else:
-        recommendation = Recommendation("unknown", n, max_loss)
+    recommendation = _recommend_best_gate(evaluation, answers, max_loss)
     # Without a gate that ranks questions, nothing is known about gates.
     is_known = recommendation.is_positive or evaluation.ranking_gates
     return recommendation if is_known else replace(recommendation, level="unknown")
+
+
+def _recommend_best_gate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
+    """Choose a gate and threshold on all questions, and recommend them if they are useful."""
+    n = len(answers.closed)
+    all_rows = np.ones(n, dtype=bool)
+    # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
+    choice = choose_gate(_list_needs(evaluation), answers, all_rows, max_loss / 2)
+    if choice is not None:
+        return _recommend_choice(evaluation, choice, answers, max_loss)
+    return Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
 
 
 def _list_needs(evaluation: Evaluation) -> dict[str, FloatArray]:
@@ -223,33 +226,42 @@ def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
     """Build the recommendation of a gate chosen on all questions. Cross-validation measures its effect."""
-    n = len(answers.closed)
-    held_out_skips = np.zeros(n, dtype=bool)
-    changes = np.zeros(n)  # 1 where an answer became right, -1 where it became wrong, against always retrieving
-    fold_gates = []  # the gate that was chosen for each fold
-    for fold in _cross_validate(evaluation, answers, max_loss / 2):
-        if fold.choice is not None:  # otherwise nothing is skipped in this fold
-            fold_gates.append(fold.choice.gate)
-            held_out_skips[fold.rows] = fold.choice.skips(fold.rows)
-            changes[fold.rows] = answers.apply(fold.choice, fold.rows).astype(float) - answers.opened[fold.rows]
-    all_rows = np.ones(n, dtype=bool)
+    folds = _cross_validate(evaluation, answers, max_loss / 2)
+    all_rows = np.ones(len(answers.closed), dtype=bool)
     recommendation = Recommendation(
         "unknown",  # the level is set below
-        n,
+        len(all_rows),
         max_loss,
         choice.gate,
         choice.threshold,
-        agreeing_folds=fold_gates.count(choice.gate),
+        agreeing_folds=sum(fold.choice is not None and fold.choice.gate == choice.gate for fold in folds),
         arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.gate != NEVER else "",
         skips=choice.skips(all_rows),
         right=answers.apply(choice, all_rows),
     )
+    held_out_skips, changes = _apply_fold_choices(folds, answers)
     measured = _measure_effect(evaluation, recommendation, answers, held_out_skips, changes)
     if not measured.likely_beats_chance:
         without_retrieval = _recommend_no_retrieval(evaluation, answers, max_loss)
         if without_retrieval.is_positive:
             return without_retrieval
     return _set_level(evaluation, measured)
+
+
+def _apply_fold_choices(folds: Sequence[_Fold], answers: CorrectAnswers) -> tuple[BoolArray, FloatArray]:
+    """Apply the choice of each fold to its own questions.
+
+    Returns:
+        Whether each search is skipped, and the change against always retrieving: 1 where an answer became right, -1 where
+        it became wrong.
+    """
+    held_out_skips = np.zeros(len(answers.closed), dtype=bool)
+    changes = np.zeros(len(answers.closed))
+    for fold in folds:
+        if fold.choice is not None:  # otherwise nothing is skipped in this fold
+            held_out_skips[fold.rows] = fold.choice.skips(fold.rows)
+            changes[fold.rows] = answers.apply(fold.choice, fold.rows).astype(float) - answers.opened[fold.rows]
+    return held_out_skips, changes
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
@@ -324,10 +336,7 @@ def _measure_effect(
         changes: 1 where that made the answer correct, -1 where it made it wrong, compared with always giving the
             open-book answer; else 0.
     """
-    # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
-    arbiter_changes = answers.retrieved.astype(float) - answers.opened
-    mean_skip_change = float(answers.closed.mean() - answers.retrieved.mean())
-    gains = changes - arbiter_changes - held_out_skips * mean_skip_change
+    gains = _compute_gains(changes, answers, held_out_skips)
     columns = [recommendation.skips.astype(float), held_out_skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
     measured = replace(
@@ -340,12 +349,18 @@ def _measure_effect(
     )
     if recommendation.is_without_retrieval:
         return measured
-    return replace(
-        measured,
-        gain=gain,
-        beats_chance=_is_above_zero(gains, Z_CERTAIN),
-        likely_beats_chance=_is_above_zero(gains, Z_LIKELY),
-    )
+    beats_chance = _is_above_zero(gains, Z_CERTAIN)
+    likely_beats_chance = _is_above_zero(gains, Z_LIKELY)
+    return replace(measured, gain=gain, beats_chance=beats_chance, likely_beats_chance=likely_beats_chance)
+
+
+def _compute_gains(changes: FloatArray, answers: CorrectAnswers, held_out_skips: BoolArray) -> FloatArray:
+    """Subtract from each change what as many skips at random would change on average."""
+    # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
+    arbiter_changes = answers.retrieved.astype(float) - answers.opened
+    mean_skip_change = float(answers.closed.mean() - answers.retrieved.mean())
+    gains: FloatArray = changes - arbiter_changes - held_out_skips * mean_skip_change
+    return gains
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
@@ -393,10 +408,15 @@ def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> Recommendat
     # With many gates, one of them looks slightly better than chance by luck, so a likely gain is required.
     if not is_guaranteed and not (has_gain and effect.likely_beats_chance):
         return "leave"
-    # A certain loss is accepted only for a certain gain over chance.
-    loses_certainly = effect.difference.high is not None and effect.difference.high < 0
-    if not effect.beats_chance and loses_certainly:
-        return "leave"
+    return _choose_uncertain_level(effect)
+
+
+def _choose_uncertain_level(effect: Recommendation) -> RecommendationLevel:
+    """Choose the level of a gate with a small loss by the certainty of its effect."""
+    if not effect.beats_chance:
+        # A certain loss is accepted only for a certain gain over chance.
+        loses_certainly = effect.difference.high is not None and effect.difference.high < 0
+        return "leave" if loses_certainly else "try"
     # Without an interval, the worst possible loss is assumed.
     lowest_difference = -1.0 if effect.difference.low is None else effect.difference.low
-    return "use" if effect.beats_chance and lowest_difference >= -effect.max_loss else "try"
+    return "use" if lowest_difference >= -effect.max_loss else "try"

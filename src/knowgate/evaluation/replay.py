@@ -312,24 +312,29 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     Risk is the share of answers changed or lost.
     """
     retrieve = traffic.needs > threshold
-    n = len(retrieve)
     n_retrieved = int(retrieve.sum())
-    always = measure_always_cost(traffic)
-    gated = measure_gated_cost(traffic, retrieve)
-    savings = {
-        "retrievals": SavedAmount(n - n_retrieved, n),
-        "llm_calls": _make_saving(always.calls, gated.calls, n),
-        "tokens": _make_saving(always.money(TOKEN_COUNT), gated.money(TOKEN_COUNT), n),
-        "seconds": _make_saving(always.seconds, gated.seconds, n),
-        "money": _make_saving(always.money(prices), gated.money(prices), n) if prices.are_given else None,
-    }
     has_evidence = _has_evidence(traffic, threshold)
     risks = {}
     for kind, events in traffic.checks.items():
         risk = estimate_proportion(bool(event.need <= threshold and event.loses_answer) for event in events)
         risks[kind] = risk if has_evidence else replace(risk, value=None, low=None, high=None)
     known = sum(event.loses_answer is not None and event.need <= threshold for event in traffic.events)
-    return ReplayResult(threshold, n_retrieved, n_retrieved / n, savings, risks, known, has_evidence)
+    savings = _compute_savings(traffic, retrieve, prices)
+    return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, known, has_evidence)
+
+
+def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> dict[str, SavedAmount | None]:
+    """Compute what a gate saves against always retrieving. None means unknown."""
+    n = len(retrieve)
+    always = measure_always_cost(traffic)
+    gated = measure_gated_cost(traffic, retrieve)
+    return {
+        "retrievals": SavedAmount(n - int(retrieve.sum()), n),
+        "llm_calls": _make_saving(always.calls, gated.calls, n),
+        "tokens": _make_saving(always.money(TOKEN_COUNT), gated.money(TOKEN_COUNT), n),
+        "seconds": _make_saving(always.seconds, gated.seconds, n),
+        "money": _make_saving(always.money(prices), gated.money(prices), n) if prices.are_given else None,
+    }
 
 
 def _has_evidence(traffic: Traffic, threshold: float) -> bool:

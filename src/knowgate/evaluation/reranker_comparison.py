@@ -143,10 +143,17 @@ def compare_rerankers(
     for llm, answerer in (answerers or {}).items():
         for data, all_rows in sources[0].by_data.items():
             rows = ranking.select_usable(all_rows)
-            rankers = [ranker for ranker in ranking.rank_with_all(rows, compared) if ranker.name != ORACLE]
-            rankers += build_oracle_rankers(rows, sources)  # each source has an oracle of its own
+            rankers = _rank_for_answers(rows, sources, compared)
             answers[llm, data] = ranking.measure_answers(rows, rankers, answerer, passage_counts)
     return RerankerComparison(rankings, answers)
+
+
+def _rank_for_answers(
+    rows: Sequence[Preference], sources: Sequence[HeldOutPreferences], rerankers: Mapping[str, Reranker]
+) -> list[ranking.Ranker]:
+    """Rank the passages that LLMs answer with. Each source has an oracle of its own."""
+    rankers = [ranker for ranker in ranking.rank_with_all(rows, rerankers) if ranker.name != ORACLE]
+    return [*rankers, *build_oracle_rankers(rows, sources)]
 
 
 def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:

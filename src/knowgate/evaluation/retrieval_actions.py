@@ -170,13 +170,8 @@ def evaluate_actions(
     Raises:
         BadSetting: No row has an answer after several rounds, or there are too few rows to fit and test.
     """
-    several_right = table.iterative_right
-    if several_right is None:
-        raise BadSetting(
-            "no search, one search and several cannot be compared, because no question was answered after several "
-            "searches. Leave `price_wrong` out, or label the questions again with `iterative`."
-        )
-    dev = table.is_dev
+    several_right = _get_several_right(table)
+    dev = table.is_dev  # the rows to learn from; the others are for the test
     if not dev.any() or dev.all():
         raise BadSetting(
             f"{len(table.rows)} questions are too few to compare no search, one search and several, which learns from "
@@ -189,6 +184,16 @@ def evaluate_actions(
         outcomes = ActionOutcomes(gate.needs, right, table.always_right, (0.0, 1.0, table.mean_rounds))
         results += measure_actions(gate.name, outcomes.select(dev), outcomes.select(~dev), [price], test_bootstrap)
     return results
+
+
+def _get_several_right(table: LabelTable) -> BoolArray:
+    """Return whether each answer after several searches is right. Raises BadSetting without any."""
+    if table.iterative_right is None:
+        raise BadSetting(
+            "no search, one search and several cannot be compared, because no question was answered after several "
+            "searches. Leave `price_wrong` out, or label the questions again with `iterative`."
+        )
+    return table.iterative_right
 
 
 def build_action_table(results: Sequence[ActionResult]) -> TextTable:

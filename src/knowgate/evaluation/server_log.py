@@ -30,7 +30,9 @@ DRAFT_BY_WAY = {"question": False, "draft": True, "race": True}  # unknown for a
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
-CORRECTIONS_QUERY = "SELECT decision, answer FROM corrections ORDER BY at"
+OWNERS_QUERY = "SELECT id, owner FROM decisions WHERE question IS NOT NULL"
+CORRECTIONS_QUERY = "SELECT decision, answer, at FROM corrections ORDER BY at"
+FEEDBACK_QUERY = "SELECT decision, at, owner FROM feedback"
 
 LogLocation = Path | DatabaseAddress
 
@@ -55,51 +57,116 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
     Raises:
         BadInput: The log contains no decision of a gate, or is not a decision log.
     """
-    log = LoggedTraffic(_get_path(location))
-    usable: dict[str, dict[str, Any]] = {}  # decisions by their key
-    for key, text in _read_rows(location, DECISIONS_QUERY):
-        record = _parse_record(text, log.left_out)
-        if record and _is_usable(record, arm, log.left_out):
-            usable[key] = record
-    if not usable:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
-        left_out = f" (left out: {reasons})" if reasons else ""
+    decisions, left_out = _read_usable_decisions(location, arm)
+    if not decisions:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        explanation = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"{log.path} contains no decision of a gate{left_out}. Send more questions to the server, or choose "
-            "another `arm`."
+            f"{_get_path(location)} contains no decision of a gate{explanation}. Send more questions to the server, or "
+            "choose another `arm`."
         )
-    # An audit answers a question with and without passages, to check its decision. These are the audits by decision.
-    audits: dict[str, list[tuple[str, float]]] = {}
-    for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
-        audits.setdefault(decision, []).append((kind, lost))
-    counts = Counter((str(record["gate"]), float(record["threshold"])) for record in usable.values())
-    ((most_frequent, n_events),) = counts.most_common(1)
-    if n_events < len(usable):
-        log.left_out["of another gate or threshold"] = len(usable) - n_events
-    gate, threshold = most_frequent
+    audits = _read_audits(location)
+    counts = Counter(map(_get_gate_and_threshold, decisions.values()))
+    (((gate, threshold), n_events),) = counts.most_common(1)
+    if n_events < len(decisions):
+        left_out["of another gate or threshold"] = len(decisions) - n_events
+    log = LoggedTraffic(_get_path(location), left_out=left_out)
     log.gates[gate] = n_events
     log.thresholds[threshold] = n_events
-    for key, record in usable.items():
-        if (str(record["gate"]), float(record["threshold"])) == most_frequent:
+    for key, record in decisions.items():
+        if _get_gate_and_threshold(record) == (gate, threshold):
             log.events.append(_make_event(record, audits.get(key, ())))
             log.models[str(record.get("model", "?"))] += 1
     return log
 
 
-def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
+def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict[str, dict[str, Any]], Counter[str]]:
+    """Read the decisions of one arm that can be replayed; all arms if `arm` is None.
+
+    Returns:
+        The decisions by their key, and how many were left out for each reason.
+    """
+    decisions: dict[str, dict[str, Any]] = {}
+    left_out = Counter[str]()
+    for key, text in _read_rows(location, DECISIONS_QUERY):
+        try:
+            record = _parse_record(text)
+        except BadInput:
+            left_out["that cannot be read"] += 1
+            continue
+        if arm is None or record.get("arm", "a") == arm:
+            reason = _find_reason_to_leave_out(record)
+            if reason:
+                left_out[reason] += 1
+            else:
+                decisions[key] = record
+    return decisions, left_out
+
+
+def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float]]]:
+    """Read the audits of each decision. An audit answers a question with and without passages."""
+    audits: dict[str, list[tuple[str, float]]] = {}
+    for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
+        audits.setdefault(decision, []).append((kind, lost))
+    return audits
+
+
+def _get_gate_and_threshold(record: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the gate and the threshold of a stored decision."""
+    return str(record["gate"]), float(record["threshold"])
+
+
+@dataclass(frozen=True)
+class LoggedQuestions:
+    """Questions of a decision log, with corrections by users as gold answers.
+
+    Attributes:
+        questions: The questions, newest first.
+        n_corrections: Number of questions with a correction.
+        n_keys: Number of API keys that gave these corrections.
+        n_unused: Number of these corrections that are not used, because one key gave most of them.
+    """
+
+    questions: list[Question]
+    n_corrections: int = 0
+    n_keys: int = 0
+    n_unused: int = 0
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The right answer to a question, from a user's feedback.
+
+    Attributes:
+        answer: The right answer.
+        giver: Name of the API key that gave it; empty on a server without keys.
+        is_trusted: Whether it counts in full: it comes from an admin key, or from a server without keys.
+    """
+
+    answer: str
+    giver: str
+    is_trusted: bool
+
+
+def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: bool = False) -> LoggedQuestions:
     """Read the newest distinct questions of a decision log. Corrections by people become gold answers.
+
+    If several API keys asked questions, one key gives at most half of the gold answers. Corrections of other keys'
+    answers come from admin keys, so they all count.
 
     Args:
         location: SQLite file or PostgreSQL address.
         limit: Maximum number of questions.
+        trusts_keys: Use all corrections, because all API keys belong together.
 
     Raises:
         BadInput: The log contains no texts of questions.
     """
-    corrections: dict[str, str] = {str(key): str(answer) for key, answer in _read_rows(location, CORRECTIONS_QUERY)}
+    owners = {str(key): str(owner or "") for key, owner in _read_rows(location, OWNERS_QUERY)}
+    corrections = _read_corrections(location, owners)
     questions: dict[str, Question] = {}  # by text
     for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        gold_answers = (corrections[key],) if key in corrections else ()
+        gold_answers = (corrections[key].answer,) if key in corrections else ()
         question = Question(text, id=str(key), answers=gold_answers)
         if text not in questions:
             if len(questions) < limit:
@@ -111,7 +178,36 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
             f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
             "store them."
         )
-    return list(questions.values())
+    used = {item.id: corrections[item.id] for item in questions.values() if item.answers}
+    has_one_key = len(set(owners.values())) <= 1
+    unused = [] if trusts_keys or has_one_key else _list_excess(used)
+    kept = [replace(item, answers=()) if item.id in unused else item for item in questions.values()]
+    n_keys = len({correction.giver for correction in used.values()})
+    return LoggedQuestions(kept, len(used), n_keys, len(unused))
+
+
+def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[str, Correction]:
+    """Read the corrections by the id of their decision. `owners` has the API key of each decision."""
+    # A correction has the same time as the feedback that it came with.
+    givers = {(key, at): str(owner or "") for key, at, owner in _read_rows(location, FEEDBACK_QUERY)}
+    corrections = {}
+    for key, answer, at in _read_rows(location, CORRECTIONS_QUERY):
+        owner = owners.get(key, "")
+        giver = givers.get((key, at), owner)
+        # Only an admin key can correct answers for other keys.
+        corrections[str(key)] = Correction(str(answer), giver, is_trusted=not giver or giver != owner)
+    return corrections
+
+
+def _list_excess(corrections: Mapping[str, Correction]) -> list[str]:
+    """Return the oldest corrections of a key that gave more than half of all. They are given newest first."""
+    ids_by_key: dict[str, list[str]] = {}
+    for id, correction in corrections.items():
+        if not correction.is_trusted:
+            ids_by_key.setdefault(correction.giver, []).append(id)
+    largest = max(ids_by_key.values(), key=len, default=[])
+    n_others = len(corrections) - len(largest)
+    return largest[n_others:]
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -147,7 +243,7 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
 
 
 def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a SQLite file. A missing table gives no rows.
+    """Yield the rows of a query from a SQLite file. A missing table or column gives no rows.
 
     Raises:
         BadInput: The file is not a SQLite database with a table `decisions`.
@@ -164,6 +260,8 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
             if queried_table in tables:
                 yield from database.execute(query)
     except sqlite3.Error as error:
+        if "no such column" in str(error):  # earlier versions did not store API keys
+            return
         raise BadInput(
             f"{path} cannot be read as a decision log of the server: {error}. Check the file, or restore a backup."
         ) from None
@@ -193,42 +291,28 @@ class DecisionRecord:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def _parse_record(text: Any, left_out: Counter[str]) -> dict[str, Any]:
-    """Parse the JSON of a stored decision. An unreadable one gives {} and is counted."""
-    try:
-        record = parse_json(str(text), "the record")
-        if not isinstance(record, dict):
-            raise BadInput("the decision is not a JSON object.")
-        if record.get("gated") is False:  # forwarded without a decision, so the fields below are missing
-            return record
-        decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
-        if decision.need is None and not decision.rule:
-            raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
-    except BadInput:
-        left_out["that cannot be read"] += 1
-        return {}
+def _parse_record(text: Any) -> dict[str, Any]:
+    """Parse the JSON of a stored decision. Raises BadInput if it is not valid."""
+    record = parse_json(str(text), "the record")
+    if not isinstance(record, dict):
+        raise BadInput("the decision is not a JSON object.")
+    if record.get("gated") is False:  # forwarded without a decision, so the fields below are missing
+        return record
+    decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
+    if decision.need is None and not decision.rule:
+        raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
     return record
 
 
-def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str]) -> bool:
-    """Return whether a decision can be replayed: made by the gate, with unchanged options.
-
-    Args:
-        record: The stored decision.
-        arm: Arm of an A/B test. Decisions of the other arm cannot be used.
-        left_out: Number of decisions that cannot be used, by reason. It is updated, but not for the other arm.
-    """
-    if arm is not None and record.get("arm", "a") != arm:
-        return False
+def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
+    """Return why a decision cannot be replayed; None if it can."""
     if record.get("own_options"):
-        left_out["that set options of their own"] += 1
-    elif record.get("gated") is False:
-        left_out["passed on without a decision"] += 1
-    elif set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
-        left_out["decided without the gate, which failed"] += 1
-    else:
-        return True
-    return False
+        return "that set options of their own"
+    if record.get("gated") is False:
+        return "passed on without a decision"
+    if set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
+        return "decided without the gate, which failed"
+    return None
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
@@ -242,21 +326,19 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     """
     retrieved = bool(record["retrieve"])
     would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())  # noted in shadow mode
-    need = -math.inf if would_skip else math.inf  # of a rule, which decides the same at every threshold
-    if not record.get("rule"):
-        need = float(record["need"])
+    rule_need = -math.inf if would_skip else math.inf  # a rule decides the same at every threshold
     times = record.get("milliseconds") or {}
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     total_seconds = float(times.get("total", 0.0)) / 1000
-    rest = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
+    answering = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
     # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
     # they apply only to questions that the gate skips.
     losses = [lost for kind, lost in audits if kind == "label" or would_skip]
     event = TrafficEvent(
-        need,
+        rule_need if record.get("rule") else float(record["need"]),
         retrieved,
         reading=EventCost(seconds=reading_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
         has_draft=DRAFT_BY_WAY.get(str(record.get("way"))),
     )
-    return replace(event, opened=rest) if retrieved else replace(event, closed=rest)
+    return replace(event, opened=answering) if retrieved else replace(event, closed=answering)

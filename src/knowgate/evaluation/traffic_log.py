@@ -29,6 +29,7 @@ from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
 from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
 from knowgate.gates.offline_scoring import TableScores, score_gate
+from knowgate.stats.metrics import BoolArray
 from knowgate.types import DecisionNote
 
 DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
@@ -90,19 +91,22 @@ def read_traffic_log(path: Path) -> LoggedTraffic:
     for number, line in read_lines(path):
         try:
             record = _parse_line(line)
-            if "skipped" in record:  # an empty question, which was not answered
-                continue
-            log.events.append(parse_event(record))
+            if "skipped" not in record:  # an empty question is skipped, and not answered
+                _add_event(log, record)
         except ValueError as error:
             log.bad_lines.setdefault(str(error), []).append(number)
-            continue
-        log.gates[str(record.get("gate", "?"))] += 1
-        log.models[str(record.get("model", "?"))] += 1
-        if _is_amount(record.get("threshold")):
-            log.thresholds[float(record["threshold"])] += 1
-        log.n_estimated += _has_estimated_prompt(record)
     _check_log(log)
     return log
+
+
+def _add_event(log: LoggedTraffic, record: dict[str, Any]) -> None:
+    """Add a logged question to the traffic. Raises ValueError for an unusable record."""
+    log.events.append(parse_event(record))
+    log.gates[str(record.get("gate", "?"))] += 1
+    log.models[str(record.get("model", "?"))] += 1
+    if _is_amount(record.get("threshold")):
+        log.thresholds[float(record["threshold"])] += 1
+    log.n_estimated += _has_estimated_prompt(record)
 
 
 def _check_log(log: LoggedTraffic) -> None:
@@ -360,22 +364,26 @@ def _make_graded_events(
     max_draft = math.inf  # an arbiter reads the whole draft; how much a recorded gate reads is unknown
     if choices is None and table.find_recorded(gate) is None:
         max_draft = load_gate(gate).request.draft_tokens
-    given_right = choices.right if choices else table.always_right  # whether the answer given after a search is right
     events = []
     for index, row in enumerate(table.rows):
         draft_tokens = min(_count_known_tokens(row.closed), max_draft) if has_draft else 0.0
         need = float(scores.needs[index])
         event = _make_graded_event(row, need, draft_tokens + scores.extra_tokens, seconds_per_token)
-        event = replace(event, extra_calls=scores.calls, has_draft=has_draft)
-        if table.open_right is not None:
-            grades = AnswerGrades(
-                closed=bool(table.closed_right[index]),
-                opened=bool(table.open_right[index]),
-                given=bool(given_right[index]),
-            )
-            event = replace(event, loses_answer=grades.given and not grades.closed, right=grades)
-        events.append(event)
-    return events
+        events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
+    return events if table.open_right is None else _add_grades(events, table, table.open_right, choices)
+
+
+def _add_grades(
+    events: list[TrafficEvent], table: LabelTable, open_right: BoolArray, choices: ArbiterChoices | None
+) -> list[TrafficEvent]:
+    """Return the events with the grades of both answers and of the one that is given after a search."""
+    given_right = choices.right if choices else table.always_right
+    columns = zip(table.closed_right.tolist(), open_right.tolist(), given_right.tolist(), strict=True)
+    grades = [AnswerGrades(*row) for row in columns]  # closed, opened, given
+    return [
+        replace(event, loses_answer=grade.given and not grade.closed, right=grade)
+        for event, grade in zip(events, grades, strict=True)
+    ]
 
 
 def _get_seconds_per_token(path: Path) -> float:

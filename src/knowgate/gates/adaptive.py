@@ -47,7 +47,7 @@ class AdaptiveGate(FittedGate):
         seen = tensors.require("seen", len(COMPLEXITY_CLASSES))
         if not (set(seen.tolist()) <= {0.0, 1.0} and seen.any()):
             raise BadInput(f"the tensor 'seen' must be 1 for each class that was trained, else 0: {seen.tolist()}.")
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     @cached_property
     def encoder(self) -> Embedder:

@@ -47,7 +47,7 @@ class JudgeGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong."""
         read_record(AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need as 1 - P(the answer is right).
@@ -132,7 +132,7 @@ class IkGate(FittedGate):
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
         if options.mode == "text":
             require_network(tensors)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need as 1 - P(the LLM knows the answer)."""

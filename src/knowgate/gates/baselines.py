@@ -32,7 +32,7 @@ class ConstantGate(FittedGate):
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the folder holds weights, which a constant does not have."""
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Return the same score for every question."""

@@ -68,18 +68,15 @@ class ConsistencyGate(Gate):
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval: 1 - the mean agreement of sampled answers."""
         answers_by_question = []
-        to_embed: set[str] = set()
         for question, reading in zip(questions, readings, strict=True):
             answers = [canonical_answer(text, question) for text in self._list_answers(reading)]
             answers_by_question.append(answers)
+        to_embed: set[str] = set()
+        for answers in answers_by_question:
             if len(set(answers)) > 1:  # equal answers agree fully, whatever their embeddings are
                 to_embed.update(answers)
         vectors = self._embed(to_embed)
-        needs = []
-        for answers in answers_by_question:
-            agreements = [_agree(first, second, vectors) for first, second in combinations(answers, 2)]
-            needs.append(1 - fmean(agreements))
-        return needs
+        return [1 - _mean_agreement(answers, vectors) for answers in answers_by_question]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many different answers were sampled."""
@@ -107,6 +104,11 @@ class ConsistencyGate(Gate):
         texts = sorted(answers)
         vectors = check_vectors(self.encoder.embed(texts), len(texts))
         return dict(zip(texts, vectors.tolist(), strict=True))
+
+
+def _mean_agreement(answers: Sequence[str], vectors: dict[str, list[float]]) -> float:
+    """Return the mean agreement of all pairs of normalized answers, from 0 to 1."""
+    return fmean(_agree(first, second, vectors) for first, second in combinations(answers, 2))
 
 
 def _agree(first: str, second: str, vectors: dict[str, list[float]]) -> float:

@@ -99,15 +99,21 @@ class DhiclGate(Gate):
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         texts = [question.text for question in questions]
         if self.balanced:
-            n_known = self.k // 2
-            not_known = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
-            known = store.search(texts, n_known, self.scope, exclude=not_known)
-            unknown = store.search(texts, self.k - n_known, self.scope, exclude=(KnowledgeLabel.KNOWN, *excluded))
-            return [_merge_by_similarity(*examples) for examples in zip(known, unknown, strict=True)]
+            return self._find_balanced(store, texts, self.scope, excluded)
         if not self.cold:
             return store.search(texts, self.k, self.scope, excluded)
         examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself
         return [_exclude_question(question, examples)[: self.k] for question in questions]
+
+    def _find_balanced(
+        self, store: HistoryStore, texts: list[str], scope: HistoryScope, excluded: tuple[KnowledgeLabel, ...]
+    ) -> list[tuple[Neighbor, ...]]:
+        """Find as many known as unknown examples for each text."""
+        n_known = self.k // 2
+        not_known = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
+        known = store.search(texts, n_known, scope, exclude=not_known)
+        unknown = store.search(texts, self.k - n_known, scope, exclude=(KnowledgeLabel.KNOWN, *excluded))
+        return [_merge_by_similarity(*examples) for examples in zip(known, unknown, strict=True)]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         """Build one prompt per question. Its examples are similar logged questions."""

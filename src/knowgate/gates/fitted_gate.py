@@ -91,7 +91,7 @@ class FittedGate(Gate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if options or tensors are wrong.
 
-        Subclasses call `tensors.require` for each tensor, then `tensors.reject_others`.
+        Subclasses call `tensors.require` for each tensor, then `tensors.reject_unknown`.
         """
 
     @property

@@ -118,7 +118,7 @@ class FusionGate(FittedGate):
             for name in options.classifiers:
                 require_network(tensors, f"{prefix}{name}.")
             require_network(tensors, f"{prefix}fusion.", options.width)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     @property
     def request(self) -> SignalRequest:
@@ -164,9 +164,21 @@ class FusionGate(FittedGate):
 
         Probes and text classifiers add their logits as columns.
         """
-        options, tensors = self.artifact.options, self.artifact.tensors
         readings = [add_self_assessment(reading, self.name) for reading in readings]
-        features = feature_matrix(options["features"], questions, readings)
+        features = feature_matrix(self.artifact.options["features"], questions, readings)
+        classifier_inputs = self._read_classifier_inputs(questions, readings)
+        signals = []
+        for prefix in self._head_prefixes:  # each regression has its own classifiers
+            columns = [features]
+            for classifier, inputs in classifier_inputs.items():
+                probabilities = apply_network(self.artifact.tensors, inputs, f"{prefix}{classifier}.")
+                columns.append(logit(probabilities)[:, None].astype(np.float32))
+            signals.append(np.hstack(columns))
+        return signals
+
+    def _read_classifier_inputs(self, questions: Sequence[Question], readings: Sequence[Reading]) -> dict[str, Vector]:
+        """Return the inputs of each probe and text classifier, by its name."""
+        options = self.artifact.options
         inputs = {}
         for probe in options["probes"]:
             inputs[probe["name"]] = stack_hidden_states(readings, probe["layer"], probe["position"])
@@ -174,14 +186,7 @@ class FusionGate(FittedGate):
             inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
         if options.get("wording"):
             inputs[WORDING_SIGNAL] = hash_drafts(readings)
-        signals = []
-        for prefix in self._head_prefixes:
-            columns = [features]
-            for name, x in inputs.items():
-                probabilities = apply_network(tensors, x, f"{prefix}{name}.")
-                columns.append(logit(probabilities)[:, None].astype(np.float32))
-            signals.append(np.hstack(columns))
-        return signals
+        return inputs
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Explain each score by the strongest signals for and against retrieval. '' means no explanation."""

@@ -56,7 +56,7 @@ class ProbeGate(FittedGate):
         """Raise BadInput if the options or the tensors of the network are wrong."""
         read_record(ProbeOptions, self.artifact.options, "options", ignore_unknown=True)
         networks.require_network(tensors)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval from the hidden states."""
@@ -124,7 +124,7 @@ class UarGate(FittedGate):
         for name in CRITERIA:
             tensors.require(f"{name}.weight", width)
         _require_scales(tensors, width)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated probability of not knowing the answer.

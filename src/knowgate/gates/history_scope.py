@@ -40,24 +40,30 @@ def bind_scope(
     Raises:
         BadSetting: The log is missing or has no entries for this model, or its address contains a password.
     """
-    path = "FILE"  # what error messages call the log
     if isinstance(history, str):
-        path = redact_secrets(history)
-        if path != history:
-            raise BadSetting(
-                f"the address of the log {path} contains a password, which reports and decisions would show. Remove "
-                "the password from the address and set PGPASSWORD or use ~/.pgpass."
-            )
-        if not history_exists(history):
-            raise BadSetting(f"there is no log at '{path}'. Create one: `knowgate history import`.")
-    scope, store = HistoryScope(model, prompts, tenant), open_history_store(history, embedder)
+        _check_address(history)
+    scope = HistoryScope(model, prompts, tenant)
+    store = open_history_store(history, embedder)
     if not store.count(scope):
-        counts = "; ".join(f"{count} for {_format_scope(other)}" for other, count in store.scopes().items())
+        path = history if isinstance(history, str) else "FILE"
+        counts = "; ".join(f"{count} for {_format_scope(logged)}" for logged, count in store.scopes().items())
         raise BadSetting(
             f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has "
             f"{counts or 'none at all'}. Label questions with this model, then run `knowgate history import`."
         )
     return scope
+
+
+def _check_address(history: str) -> None:
+    """Raise BadSetting if a log does not exist, or its address contains a password."""
+    redacted = redact_secrets(history)
+    if redacted != history:
+        raise BadSetting(
+            f"the address of the log {redacted} contains a password, which reports and decisions would show. Remove "
+            "the password from the address and set PGPASSWORD or use ~/.pgpass."
+        )
+    if not history_exists(history):
+        raise BadSetting(f"there is no log at '{history}'. Create one: `knowgate history import`.")
 
 
 def _format_scope(scope: HistoryScope) -> str:

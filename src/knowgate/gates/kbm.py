@@ -19,7 +19,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges.causal_judge import ADAPTER_FOLDER, CausalJudge, JudgeOptions, load_judge
 from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.models.tokenization import LabelPromptTokens
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Passage, Question, Reading
 
 KBM_LABELS = ("True", "False")
@@ -65,7 +65,7 @@ class KbmGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong."""
         read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
@@ -79,7 +79,9 @@ class KbmGate(FittedGate):
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval as 1 - P(True)."""
-        return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(item) for item in questions])
+        return 1 - compute_kbm_confidence(
+            self.judge, self.head, [render_kbm_prompt(self.judge, item) for item in questions]
+        )
 
     @property
     def passage_filter(self) -> Self:
@@ -100,19 +102,21 @@ class KbmGate(FittedGate):
             BadSetting: The judge was trained without passages.
         """
         self._check_passage_training()
-        max_tokens = int(self.artifact.options["max_tokens"])
         is_useful = np.zeros(len(questions), dtype=bool)
         rows = [row for row, items in enumerate(passages) if items]  # the questions that have passages
-        if not rows:
-            return is_useful.tolist()
-        prompts = [render_kbm_prompt(self.judge, questions[row], passages[row], max_tokens) for row in rows]
+        if rows:
+            is_useful[rows] = self._compare_confidence([(questions[row], passages[row]) for row in rows])
+        return is_useful.tolist()
+
+    def _compare_confidence(self, pairs: Sequence[tuple[Question, Sequence[Passage]]]) -> BoolArray:
+        """Return whether the judge is confident enough with the passages of each question."""
+        max_tokens = int(self.artifact.options["max_tokens"])
+        prompts = [render_kbm_prompt(self.judge, question, passages, max_tokens) for question, passages in pairs]
         confidence = compute_kbm_confidence(self.judge, self.head, prompts)
         if self.verdict == "own":
-            is_useful[rows] = confidence >= SUFFICIENT_CONFIDENCE
-        else:
-            prompts_without_passages = [build_kbm_prompt(questions[row]) for row in rows]
-            is_useful[rows] = confidence >= compute_kbm_confidence(self.judge, self.head, prompts_without_passages)
-        return is_useful.tolist()
+            return np.asarray(confidence >= SUFFICIENT_CONFIDENCE)
+        prompts_without_passages = [render_kbm_prompt(self.judge, question) for question, _ in pairs]
+        return np.asarray(confidence >= compute_kbm_confidence(self.judge, self.head, prompts_without_passages))
 
     def _check_passage_training(self) -> None:
         """Raise BadSetting if the judge was trained without passages. Older folders do not record this, and pass."""
@@ -148,8 +152,14 @@ def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPro
     return judge.encode(prompt, MASTERY_START, mastery + CERTAINTY_START)
 
 
-def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], max_tokens: int) -> str:
-    """Build a prompt with as many passages as fit. Of a single long passage, only the start is kept."""
+def render_kbm_prompt(
+    judge: CausalJudge, question: Question, passages: Sequence[Passage] = (), max_tokens: int = 0
+) -> str:
+    """Build a prompt with as many passages as fit.
+
+    Only the start of a long question, or of a single long passage, is kept.
+    """
+    question = judge.shorten(question)
     limit = min(max_tokens, judge.model.context_window - 1)
     remaining = list(passages)
     while remaining and _count_tokens(judge, build_kbm_prompt(question, remaining)) > limit:

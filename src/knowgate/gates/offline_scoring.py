@@ -91,17 +91,22 @@ def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
         raise _make_prompt_error(table, spec)
     missing = sorted(gate.needs - find_signals(table))
     if missing:
-        names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
-        data, model = suggest_data_and_model(table.settings)
-        options = [f"data={data}", f"model={model}"]
-        options += [LABEL_OPTIONS[signal] for signal in missing if signal in LABEL_OPTIONS]
-        raise UnsupportedSignal(
-            f"gate '{spec}' needs {names}, which the label run does not contain. Label the questions again with an LLM "
-            f"that provides them: `knowgate label` with {', '.join(options)}",
-            brief=f"the label run has no {names}",
-        )
+        raise _make_signal_error(table, spec, missing)
     with wrap_plugin_errors(gate):
         return gate.bind(RunModelIdentity.from_table(table), table.settings["prompts_fingerprint"])
+
+
+def _make_signal_error(table: LabelTable, spec: str, missing: Sequence[Signal]) -> UnsupportedSignal:
+    """Build the error for a gate that needs signals which a table lacks."""
+    names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
+    data, model = suggest_data_and_model(table.settings)
+    options = [f"data={data}", f"model={model}"]
+    options += [LABEL_OPTIONS[signal] for signal in missing if signal in LABEL_OPTIONS]
+    return UnsupportedSignal(
+        f"gate '{spec}' needs {names}, which the label run does not contain. Label the questions again with an LLM "
+        f"that provides them: `knowgate label` with {', '.join(options)}",
+        brief=f"the label run has no {names}",
+    )
 
 
 def _make_prompt_error(table: LabelTable, spec: str) -> UnsupportedSignal:
@@ -224,10 +229,7 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
         UnsupportedSignal: The table lacks a signal that a gate needs.
         BadSetting: A gate was fitted on questions of the table.
     """
-    expanded: list[str | Gate] = []
-    for gate in gates:
-        expanded += list_scorable_gates(table) if gate == "auto" else [gate]
-    unique = {gate if isinstance(gate, str) else id(gate): gate for gate in expanded}
+    unique = _list_unique_gates(table, gates)
     scores: dict[str | int, TableScores] = {}
     scorers: dict[str | int, _GateScorer] = {}
     for key, gate in unique.items():
@@ -240,6 +242,18 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
         scores |= _run_scorers(table, scorers)
     names = number_duplicates([scores[key].name for key in unique])
     return [replace(scores[key], name=name) for key, name in zip(unique, names, strict=True)]
+
+
+def _list_unique_gates(table: LabelTable, gates: Sequence[str | Gate]) -> dict[str | int, str | Gate]:
+    """Replace 'auto' by the gates that a table can score, and drop repeated gates.
+
+    Returns:
+        The gates, by their spec, or by the id of a gate object.
+    """
+    expanded: list[str | Gate] = []
+    for gate in gates:
+        expanded += list_scorable_gates(table) if gate == "auto" else [gate]
+    return {gate if isinstance(gate, str) else id(gate): gate for gate in expanded}
 
 
 def _run_scorers(table: LabelTable, scorers: Mapping[str | int, _GateScorer]) -> dict[str | int, TableScores]:
@@ -332,20 +346,16 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
     Raises:
         BadSetting: Some questions have no recorded score.
     """
-    n_missing = int(np.isnan(column.needs).sum())
-    if n_missing:
-        raise BadSetting(
-            f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
-            "Pass the folder of the gate to score all of them."
-        )
+    _check_all_recorded(column)
     # 'kbm-certainty' is a variant of the gate 'kbm', and 'logprob:mean' is 'logprob' with an option.
-    kind = re.split("[-:, ]", column.gate)[0]
-    entry = {**GATES, **FITTED_GATES}.get(kind)
+    registered_name = re.split("[-:, ]", column.gate)[0]
+    entry = {**GATES, **FITTED_GATES}.get(registered_name)
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
+    is_folder = parse_fitted_spec(gate) is not None
     return TableScores(
         column.gate,
         column.needs,
-        column.threshold if parse_fitted_spec(gate) is None else load_gate(gate).threshold,
+        load_gate(gate).threshold if is_folder else column.threshold,
         calls=float(signals == "labels"),
         drafts=signals not in ("", "labels"),
         seconds=column.seconds,
@@ -354,6 +364,16 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
         far=column.far,
         scoring=column.scoring,
     )
+
+
+def _check_all_recorded(column: GateColumn) -> None:
+    """Raise BadSetting if a question has no recorded score."""
+    n_missing = int(np.isnan(column.needs).sum())
+    if n_missing:
+        raise BadSetting(
+            f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
+            "Pass the folder of the gate to score all of them."
+        )
 
 
 def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:

@@ -53,7 +53,7 @@ class QuestionGate(FittedGate):
             tensors.require(FREQUENCY_TENSOR, question_text.BUCKETS)
             width += len(question_text.FREQUENCY_FEATURES)
         require_network(tensors, width=width)
-        tensors.reject_others()
+        tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval from the text of the questions."""

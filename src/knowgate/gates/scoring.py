@@ -52,14 +52,20 @@ def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[N
     except (KnowgateError, MemoryError):
         raise
     except Exception as error:
-        cls = type(plugin)
-        if cls.__module__.split(".")[0] == "knowgate":
+        is_plugin = type(plugin).__module__.split(".")[0] != "knowgate"
+        if not is_plugin:
             raise
-        first_line = (str(error).strip().splitlines() or [""])[0][:300]
-        raise ModelError(
-            f"{kind} '{plugin.name}' ({cls.__module__}.{cls.__qualname__}) failed: {type(error).__name__}: {first_line}"
-            f". This {kind} is a plugin, not part of knowgate. Report the error to the plugin's author."
-        ) from error
+        raise _make_plugin_error(plugin, kind, error) from error
+
+
+def _make_plugin_error(plugin: Gate | Arbiter, kind: str, error: Exception) -> ModelError:
+    """Build the error that names a failed plugin, with the first line of its message."""
+    cls = type(plugin)
+    first_line = (str(error).strip().splitlines() or [""])[0][:300]
+    return ModelError(
+        f"{kind} '{plugin.name}' ({cls.__module__}.{cls.__qualname__}) failed: {type(error).__name__}: {first_line}"
+        f". This {kind} is a plugin, not part of knowgate. Report the error to the plugin's author."
+    )
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -89,15 +95,20 @@ def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' did not return a list of numbers: {error}.") from error
     check_count(gate, "needs", needs, questions)
+    _check_needs(gate, needs, questions)
+    if scores.raw is not None:
+        check_count(gate, "raw scores", scores.raw, questions)
+    return GateScores(needs, scores.raw)
+
+
+def _check_needs(gate: Gate, needs: Sequence[float], questions: Sequence[Question]) -> None:
+    """Raise ModelError if a need for retrieval is not from 0 to 1."""
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(
                 f"gate '{gate.name}' returned the score {need} for '{question.text[:60]}'. The need for retrieval "
                 "must be from 0 to 1."
             )
-    if scores.raw is not None:
-        check_count(gate, "raw scores", scores.raw, questions)
-    return GateScores(needs, scores.raw)
 
 
 def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
@@ -196,14 +207,28 @@ def read_questions(
         readings = model.read([prompts.closed(question) for question in questions], request)
     for gate in gates:
         readings = add_neighbors(gate, questions, readings)
-        if needs_label_prompts(gate, readings):
-            with wrap_plugin_errors(gate):
-                label_prompts = gate.build_label_prompts(questions, readings)
-            logits = model.label_logits(label_prompts, gate.labels)
-            readings = _add_to_field(readings, "labels", gate.name, logits)
-        if Signal.TOOLS in gate.needs and not all(TOOL_CALL in reading.signals for reading in readings):
-            readings = _add_to_field(readings, "signals", TOOL_CALL, _read_tool_calls(model, questions))
+        readings = _add_label_logits(gate, model, questions, readings)
+        readings = _add_tool_calls(gate, model, questions, readings)
     return readings
+
+
+def _add_label_logits(
+    gate: Gate, model: Model, questions: Sequence[Question], readings: list[Reading]
+) -> list[Reading]:
+    """Add the model's reply to the gate's own prompt, if the gate needs it."""
+    if not needs_label_prompts(gate, readings):
+        return readings
+    with wrap_plugin_errors(gate):
+        label_prompts = gate.build_label_prompts(questions, readings)
+    logits = model.label_logits(label_prompts, gate.labels)
+    return _add_to_field(readings, "labels", gate.name, logits)
+
+
+def _add_tool_calls(gate: Gate, model: Model, questions: Sequence[Question], readings: list[Reading]) -> list[Reading]:
+    """Add how probably the model calls a search tool, if the gate needs it."""
+    if Signal.TOOLS not in gate.needs or all(TOOL_CALL in reading.signals for reading in readings):
+        return readings
+    return _add_to_field(readings, "signals", TOOL_CALL, _read_tool_calls(model, questions))
 
 
 def _read_tool_calls(model: Model, questions: Sequence[Question]) -> list[float]:

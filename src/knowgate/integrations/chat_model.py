@@ -141,7 +141,10 @@ class ChatModel(SinglePromptBackend):
         requests: list[ChatRequest] = []
         for prompt in prompts:
             text = _get_user_message(prompt)
-            requests += [ChatRequest(text, max_tokens, sampling.temperature, sampling.top_p, each) for each in seeds]
+            requests += [
+                ChatRequest(text, max_tokens, sampling.temperature, sampling.top_p, sample_seed)
+                for sample_seed in seeds
+            ]
         with wrap_errors(self.name):
             completions = self._map(self._complete, requests)
         # The completions of all prompts are in one list, n for each prompt.

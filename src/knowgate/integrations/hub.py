@@ -83,15 +83,20 @@ def pull_artifact(source: str, out: str | Path, *, revision: str | None = None) 
         _copy(expand_path(source), target, check_shared_folder(expand_path(source)))
         return target
     name = _parse_repository(source)
-    hub = _import_hub()
     with tempfile.TemporaryDirectory(prefix="knowgate-") as temporary:
         folder = Path(temporary)
-        with wrap_errors("the Hugging Face hub"):
-            hub.snapshot_download(name, revision=revision, local_dir=temporary)
-        shutil.rmtree(folder / ".cache", ignore_errors=True)
-        (folder / ".gitattributes").unlink(missing_ok=True)
+        _download(name, revision, folder)
         _copy(folder, target, check_shared_folder(folder))
     return target
+
+
+def _download(repository: str, revision: str | None, folder: Path) -> None:
+    """Download a repository of the hub, without the hub's own files."""
+    hub = _import_hub()
+    with wrap_errors("the Hugging Face hub"):
+        hub.snapshot_download(repository, revision=revision, local_dir=str(folder))
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    (folder / ".gitattributes").unlink(missing_ok=True)
 
 
 def check_shared_folder(folder: Path) -> str:

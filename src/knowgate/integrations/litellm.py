@@ -93,9 +93,11 @@ class KnowgateHook(CustomLogger):
             return _add_metadata(data, record)
         passages = run_in_model_thread(rag.model, lambda: rag.retrieve(question))
         if not passages:
-            return _add_metadata(data, {**record, "notes": [*record["notes"], "nothing found"]})
+            record["notes"] = [*record["notes"], "nothing found"]
+            return _add_metadata(data, record)
+        record["passages"] = [passage.id for passage in passages]
         augmented = insert_passages(data, passages, self.place)  # type: ignore[arg-type]
-        return _add_metadata(augmented, {**record, "passages": [passage.id for passage in passages]})
+        return _add_metadata(augmented, record)
 
 
 def _is_chat(messages: Any) -> bool:

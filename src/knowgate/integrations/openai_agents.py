@@ -42,7 +42,8 @@ def enable_tool(
         """Return whether the question in the context of the run needs retrieval."""
         text = get_question(context.context)
         if isinstance(text, str) and text.strip():
-            return (await asyncio.to_thread(decide, text)).retrieve
+            decision = await asyncio.to_thread(decide, text)
+            return decision.retrieve
         if falls_open:
             return True
         advice = "Pass it: Runner.run(..., context={'question': question}), or pass enable_tool(decider, question=...)."

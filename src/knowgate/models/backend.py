@@ -8,12 +8,12 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,41 @@ WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-
 CLIENT: ContextVar[str] = ContextVar("client on whose behalf the model is used", default="")
 
 
+class TurnQueue(Generic[Item]):
+    """A queue in which several clients take turns.
+
+    The context variable `CLIENT` names the client of an item.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, deque[Item]] = {}  # by client; the next client is first
+        self._last_client: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for items in self._items.values() for item in items)
+
+    def append(self, item: Item) -> None:
+        """Add an item of the current client."""
+        self._items.setdefault(CLIENT.get(), deque()).append(item)
+
+    def popleft(self) -> Item:
+        """Remove and return the oldest item of the client whose turn it is."""
+        # The client that was served last comes again only if nobody else waits.
+        others = (client for client in self._items if client != self._last_client)
+        client = next(others, None)
+        if client is None:
+            client = next(iter(self._items))
+        items = self._items.pop(client)
+        item = items.popleft()
+        if items:
+            self._items[client] = items  # behind all other clients
+        self._last_client = client
+        return item
+
+
 class FairExecutor(Executor):
     """A thread pool that serves several clients in turn.
 
@@ -44,24 +79,20 @@ class FairExecutor(Executor):
     def __init__(self, threads: int):
         self._threads = ThreadPoolExecutor(threads, "knowgate-model")
         self._lock = threading.Lock()
-        self._calls: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}  # by client; the next client is first
+        self._calls: TurnQueue[tuple[Future[Any], Callable[[], Any]]] = TurnQueue()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         """Queue a call of `work`, and return a future for its result."""
         future: Future[Any] = Future()
         with self._lock:
-            self._calls.setdefault(CLIENT.get(), deque()).append((future, partial(work, *args, **options)))
+            self._calls.append((future, partial(work, *args, **options)))
         self._threads.submit(self._run_next)
         return future
 
     def _run_next(self) -> None:
         """Run the oldest call of the client whose turn it is."""
         with self._lock:
-            client = next(iter(self._calls))
-            calls = self._calls.pop(client)
-            future, work = calls.popleft()
-            if calls:
-                self._calls[client] = calls  # behind all other clients
+            future, work = self._calls.popleft()
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -75,7 +106,7 @@ class FairExecutor(Executor):
         """End the threads. With `cancel_futures`, waiting calls are canceled instead of run."""
         if cancel_futures:
             with self._lock:
-                waiting = [future for calls in self._calls.values() for future, _ in calls]
+                waiting = [future for future, _ in self._calls]
             for future in waiting:
                 future.cancel()
         self._threads.shutdown(wait)
@@ -200,17 +231,22 @@ class SinglePromptBackend(Backend):
         """
         if resume is not None:
             check_resume_options(temperature, n)
-            # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
-            return self._map(lambda draft: [self._complete_draft(draft, max_tokens)], drafts)
+            return self._continue_drafts(prompts, resume, max_tokens)
         if temperature > 0:
             return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
         if n == 0:
             return [[] for _ in prompts]
-        # Greedy answers are all equal, and vLLM refuses n > 1 for them.
-        return self._map(
-            lambda prompt: [self._complete_draft(RemoteDraft(prompt, None), max_tokens, seed)] * n, prompts
-        )
+        empty_drafts = [RemoteDraft(prompt, None) for prompt in prompts]
+        answers = self._map(lambda draft: self._complete_draft(draft, max_tokens, seed), empty_drafts)
+        return [[answer] * n for answer in answers]  # greedy answers are all equal, and vLLM refuses n > 1 for them
+
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[list[Completion]]:
+        """Return the whole greedy answer for each draft, as a list of one completion."""
+        # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
+        drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, handles, strict=True)]
+        return self._map(lambda draft: [self._complete_draft(draft, max_tokens)], drafts)
 
 
 def check_resume_options(temperature: float, n: int) -> None:

@@ -18,6 +18,7 @@ import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from safetensors.numpy import save
@@ -274,20 +275,30 @@ def convert_pickle(source: Path, target: Path) -> None:
     Raises:
         WeightsError: The pickle holds objects other than tensors. They are not loaded, so no code in them is run.
     """
+    arrays = _load_pickled_tensors(source)
+    target.write_bytes(save(arrays, metadata={"format": "pt"}))
+    source.unlink()
+    _write_pooling_files(target.parent)
+
+
+def _load_pickled_tensors(file: Path) -> dict[str, Any]:
+    """Load a pickle of tensors as arrays, without running code in it."""
     import torch
 
     try:
-        tensors = torch.load(source, map_location="cpu", weights_only=True)
-        arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # noqa: BLE001 - any failure means that the file is not a table of tensors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"{source.name} is not a file of plain tensors ({reason}). Nothing was stored. Check pip's index."
+            f"{file.name} is not a file of plain tensors ({reason}). Nothing was stored. Check pip's index."
         ) from None
-    target.write_bytes(save(arrays, metadata={"format": "pt"}))
-    source.unlink()
-    width = read_json(target.parent / "config.json")["hidden_size"]
+
+
+def _write_pooling_files(folder: Path) -> None:
+    """Write the configuration files that sentence-transformers needs."""
+    width = read_json(folder / "config.json")["hidden_size"]
     for name, text in POOLING_FILES.items():
-        path = target.parent / name
+        path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text.replace("WIDTH", str(width)), encoding="utf-8", newline="\n")

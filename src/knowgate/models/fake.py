@@ -273,13 +273,17 @@ class FakeModel(backend.SinglePromptBackend):
         if not n:
             return []
         rng = random.Random(_digest("samples", prompt.text, seed))
-        p_answer = math.exp(self._logprob(prompt.text))
-        p_guess = (1 - p_answer) / WRONG_ANSWER_COUNT  # all guesses are equally probable
-        unfiltered = np.array([p_answer] + [p_guess] * WRONG_ANSWER_COUNT)
-        probabilities = backend.apply_sampling(unfiltered, sampling)
+        probabilities = self._compute_answer_probabilities(prompt.text, sampling)
         # top_k and top_p may exclude guesses. `randrange` needs at least one.
         n_guesses = max(1, int(np.count_nonzero(probabilities[1:])))
         return [answer if rng.random() < probabilities[0] else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
+
+    def _compute_answer_probabilities(self, text: str, sampling: Sampling) -> NDArray[np.float64]:
+        """Return the probabilities of the answer and, after it, of each wrong guess."""
+        p_answer = math.exp(self._logprob(text))
+        p_guess = (1 - p_answer) / WRONG_ANSWER_COUNT  # all guesses are equally probable
+        unfiltered = np.array([p_answer] + [p_guess] * WRONG_ANSWER_COUNT)
+        return backend.apply_sampling(unfiltered, sampling)
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
         """Return the first `max_tokens` words of an answer. Every word counts as one token."""

@@ -10,9 +10,9 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from safetensors.torch import save_file
@@ -95,20 +95,24 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
     with atomic_folder(target) as folder:
         tokenizer.save_pretrained(folder)
-        # save_pretrained refuses a model that was loaded from GGUF, although its weights are plain tensors by now.
-        if hasattr(model.config, "quantization_config"):  # older versions of transformers do not set it
-            del model.config.quantization_config
-        model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
-        # Tied output weights are a copy of the input embeddings. They are not saved, because loading ties them again.
-        is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-        tensors = {
-            name: tensor.contiguous()
-            for name, tensor in model.state_dict().items()
-            if not (is_tied and name == "lm_head.weight")
-        }
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        _save_model(model, folder)
         write_json(folder / SOURCE_FILE, {"sha256": sha256, "file": file.name, "format": CONVERSION_VERSION})
+
+
+def _save_model(model: Any, folder: Path) -> None:
+    """Save the configuration and the weights of a model that was loaded from GGUF.
+
+    `model.save_pretrained` would refuse it, although its weights are plain tensors by now.
+    """
+    if hasattr(model.config, "quantization_config"):  # older versions of transformers do not set it
+        del model.config.quantization_config
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if getattr(model.config, "tie_word_embeddings", False):
+        # Tied output weights are a copy of the input embeddings. Loading ties them again.
+        tensors.pop("lm_head.weight", None)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -160,21 +164,28 @@ def write_gguf(
     writer.add_type("model")
     writer.add_name(file.stem)
     _write_sizes(writer, model.config)
-    file_type = gguf.LlamaFileType.MOSTLY_Q8_0 if number_format == "q8_0" else gguf.LlamaFileType.MOSTLY_F16
-    writer.add_file_type(file_type)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _write_number_format(writer, number_format)
     if tokenizer_source is None:
         write_tokenizer(writer, tokenizer, model.config.vocab_size)
     else:
         copy_tokenizer(writer, tokenizer_source)
     total = len(model.state_dict())
-    for done, (name, values, kind) in enumerate(_quantize_tensors(model, number_format), start=1):
-        writer.add_tensor(name, values, raw_dtype=kind)
+    for done, tensor in enumerate(_quantize_tensors(model, number_format), start=1):
+        writer.add_tensor(tensor.name, tensor.values, raw_dtype=tensor.dtype)
         on_progress(done, total)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _write_number_format(writer: Any, number_format: GgufFormat) -> None:
+    """Write the number format of the weights to the header of the GGUF file."""
+    import gguf
+
+    is_q8 = number_format == "q8_0"
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if is_q8 else gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
 def _write_sizes(writer: Any, config: Any) -> None:
@@ -197,12 +208,16 @@ def _write_sizes(writer: Any, config: Any) -> None:
         writer.add_value_length(head_width)
 
 
-def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[str, Any, Any]]:
-    """Convert the tensors of a model to the number formats of a GGUF file.
+class GgufTensor(NamedTuple):
+    """A tensor for a GGUF file: its name in the file, its values and their number format."""
 
-    Yields:
-        For each tensor, its name in the GGUF file, its converted values, and its number format.
-    """
+    name: str
+    values: Any
+    dtype: Any
+
+
+def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[GgufTensor]:
+    """Convert the tensors of a model to the number formats of a GGUF file."""
     import gguf
 
     config = model.config
@@ -215,12 +230,19 @@ def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[s
         if name is None:
             raise BadSetting(f"GGUF has no name for the tensor '{key}' of the base model. Do not export the gate.")
         values = _permute_heads(key, tensor.detach().float().cpu().numpy(), config)
-        kind = gguf.GGMLQuantizationType.F16
-        if values.ndim == 1:
-            kind = gguf.GGMLQuantizationType.F32
-        elif number_format == "q8_0" and values.shape[-1] % Q8_BLOCK_SIZE == 0:
-            kind = gguf.GGMLQuantizationType.Q8_0
-        yield name, gguf.quantize(values, kind), kind
+        dtype = _choose_tensor_format(values, number_format)
+        yield GgufTensor(name, gguf.quantize(values, dtype), dtype)
+
+
+def _choose_tensor_format(values: Any, number_format: GgufFormat) -> Any:
+    """Return the number format of one tensor; vectors are small and stay float32."""
+    import gguf
+
+    if values.ndim == 1:
+        return gguf.GGMLQuantizationType.F32
+    if number_format == "q8_0" and values.shape[-1] % Q8_BLOCK_SIZE == 0:
+        return gguf.GGMLQuantizationType.Q8_0
+    return gguf.GGMLQuantizationType.F16
 
 
 def _permute_heads(key: str, values: Any, config: Any) -> Any:
@@ -268,16 +290,23 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     pre_tokenizer = _find_pre_tokenizer(description)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
-    texts = {row: text for text, row in tokenizer.get_vocab().items()}
-    types = dict.fromkeys(texts, TOKEN_NORMAL)
-    for added in description["added_tokens"]:
-        types[added["id"]] = TOKEN_CONTROL if added["special"] else TOKEN_USER_DEFINED
-    writer.add_token_list([texts.get(row, f"[PAD{row}]") for row in range(vocab_size)])
-    writer.add_token_types([types.get(row, TOKEN_UNUSED) for row in range(vocab_size)])
+    token_texts = {token_id: text for text, token_id in tokenizer.get_vocab().items()}
+    _write_tokens(writer, token_texts, description["added_tokens"], vocab_size)
     # Some versions of tokenizers write a merge as a pair of texts instead of one text.
     merges = description["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     _write_special_tokens(writer, tokenizer)
+
+
+def _write_tokens(
+    writer: Any, texts: Mapping[int, str], added_tokens: Sequence[Mapping[str, Any]], vocab_size: int
+) -> None:
+    """Write the text and the type of each token id below `vocab_size`."""
+    types = dict.fromkeys(texts, TOKEN_NORMAL)
+    for added in added_tokens:
+        types[added["id"]] = TOKEN_CONTROL if added["special"] else TOKEN_USER_DEFINED
+    writer.add_token_list([texts.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)])
+    writer.add_token_types([types.get(token_id, TOKEN_UNUSED) for token_id in range(vocab_size)])
 
 
 def _write_special_tokens(writer: Any, tokenizer: Any) -> None:

@@ -198,7 +198,8 @@ class LocalBackend(Backend):
 
         if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
             raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
-        prefixes = list({prompt.prefix for prompt in prompts if not is_chat(prompt)})
+        raw_prompts = [prompt for prompt in prompts if not is_chat(prompt)]
+        prefixes = list({prompt.prefix for prompt in raw_prompts})
         prefix_ids = dict(zip(prefixes, self.tokenize_all(prefixes, special=True), strict=True))
         texts: list[str] = []  # the parts of all prompts, which are tokenized in one call
         for prompt in prompts:
@@ -352,12 +353,12 @@ class LocalBackend(Backend):
         text = text.strip()
         if not answer.finished:
             text = text.rstrip(tokenization.REPLACEMENT_CHARACTER)  # the limit may cut a character in two
-        tokens = None
-        if with_tokens:
-            tokens = tuple(
-                Token(self._decode_token(step.token), step.logprob, step.entropy, step.margin) for step in answer.steps
-            )
+        tokens = tuple(self._make_token(step) for step in answer.steps) if with_tokens else None
         return Completion(text, tokens, answer.finished, len(answer.tokens))
+
+    def _make_token(self, step: TokenStep) -> Token:
+        """Convert a step to a token with its text."""
+        return Token(self._decode_token(step.token), step.logprob, step.entropy, step.margin)
 
     @functools.cached_property
     def _decode_token(self) -> Callable[[int], str]:

@@ -120,19 +120,24 @@ def index_calls(folder: Path) -> dict[str, int]:
     If a key was recorded twice, the last line counts.
     """
     path = folder / CALLS_FILE
-    offsets: dict[str, int] = {}
-    line_offset = 0
     if not path.is_file():
         raise ArtifactError(f"the recording {folder} has no {CALLS_FILE}. Record it again.")
+    offsets: dict[str, int] = {}
+    line_offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                try:
-                    offsets[str(parse_json(line.decode(), "the line")["key"])] = line_offset
-                except (BadInput, UnicodeDecodeError, KeyError, TypeError):
-                    raise ArtifactError(f"{path} line {number} is not a valid recorded call. Record again.") from None
+            if line.endswith(b"\n"):  # the last line may be incomplete
+                offsets[_parse_key(line, f"{path} line {number}")] = line_offset
             line_offset += len(line)
     return offsets
+
+
+def _parse_key(line: bytes, where: str) -> str:
+    """Return the key of a recorded call; `where` names the line in errors."""
+    try:
+        return str(parse_json(line.decode(), "the line")["key"])
+    except (BadInput, UnicodeDecodeError, KeyError, TypeError):
+        raise ArtifactError(f"{where} is not a valid recorded call. Record again.") from None
 
 
 def encode_array(array: Vector) -> dict[str, Any]:

@@ -140,10 +140,7 @@ def build_dhicl_tables(
         if model is not None:
             record_decisions(run, variants, model, prompts or AnswerPrompts(), notify)
         tables[run.name] = _load_recorded_table(run, variants)
-    scores = {}  # name of the run -> name of the gate -> scores
-    for run_name, table in tables.items():
-        recorded = [name for name in variants.list_gates() if name in table.recorded_needs]
-        scores[run_name] = {gate: score_gate(table, gate) for gate in [*other_gates, *recorded]}
+    scores = {name: _score_gates(table, other_gates, variants) for name, table in tables.items()}
     standard = variants.make_name(variants.standard)
     main_gates = [*dict.fromkeys(other_gates), standard]
     result = [_build_table("Accuracy (retrieval rate) (Table 1)", tables, scores, main_gates)]
@@ -154,6 +151,12 @@ def build_dhicl_tables(
         learned = learn_cut(variants.standard, model, cut_questions, prompts)
         result.append(_build_cut_table(learned, standard, tables, scores))
     return result
+
+
+def _score_gates(table: LabelTable, other_gates: Sequence[str], variants: DhiclVariants) -> dict[str, TableScores]:
+    """Score a label run with other gates, and with the variants whose decisions it stores."""
+    recorded = [name for name in variants.list_gates() if name in table.recorded_needs]
+    return {gate: score_gate(table, gate) for gate in [*other_gates, *recorded]}
 
 
 def _build_cut_table(
@@ -283,36 +286,39 @@ def _build_table(
     columns = ["gate"]
     for run in tables:
         columns += [run, "random", "AUROC"]
-    rows = []
-    for name, need in (("never", 0.0), ("always", 1.0)):  # at a threshold of 0.5
-        cells: list[str] = []
-        for table in tables.values():
-            accuracy, random, _ = _make_cells(table, TableScores(name, np.full(len(table.rows), need), 0.5))
-            cells += (accuracy, random, MISSING_VALUE)  # equal needs do not rank questions, so they have no AUROC
-        rows.append((name, *cells))
+    rows = [_make_constant_row("never", 0.0, tables), _make_constant_row("always", 1.0, tables)]
     for name in names:
-        cells = []
+        cells = [name]
         for run, table in tables.items():
             cells += _make_cells(table, scores[run].get(name))
-        rows.append((name, *cells))
+        rows.append(tuple(cells))
     return TextTable(title, tuple(columns), tuple(rows))
 
 
-def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
+def _make_constant_row(name: str, need: float, tables: Mapping[str, LabelTable]) -> tuple[str, ...]:
+    """Make the row of a gate with the same need for all questions, at a threshold of 0.5."""
+    cells = [name]
+    for table in tables.values():
+        accuracy, random, _ = _make_cells(table, TableScores(name, np.full(len(table.rows), need), 0.5))
+        cells += (accuracy, random, MISSING_VALUE)  # equal needs do not rank questions, so they have no AUROC
+    return tuple(cells)
+
+
+def _make_cells(table: LabelTable, scores: TableScores | None) -> tuple[str, str, str]:
     """Format the three cells of a gate's results on a label run.
 
     Args:
         table: The label run.
-        gate: Scores of the gate on it; None if there are none.
+        scores: Scores of the gate on it; None if there are none.
 
     Returns:
         The accuracy with the retrieval rate in parentheses, the accuracy of retrieving for as many questions at random,
         and the AUROC. Three dashes without scores.
     """
-    if gate is None:
+    if scores is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)
-    cells = measure_decisions(table, gate.needs > gate.threshold)
-    return (f"{cells['accuracy']} ({cells['retrieval']})", cells["random"], format_auroc(table, gate))
+    cells = measure_decisions(table, scores.needs > scores.threshold)
+    return (f"{cells['accuracy']} ({cells['retrieval']})", cells["random"], format_auroc(table, scores))
 
 
 # --- a cut learned from the log ---------------------------------------------------------------------
@@ -354,18 +360,24 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
     if not isinstance(bound, DhiclGate) or bound.scope is None:
         raise BadSetting("`learn_cut` needs the gate dhicl with a log of questions. Write dhicl:LOG.")
     store = open_history_store(gate.history, gate.embedder)
-    sample = store.sample(questions, bound.scope, exclude=(KnowledgeLabel.TIME_SENSITIVE,))
-    known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in sample], dtype=bool)
+    entries = store.sample(questions, bound.scope, exclude=(KnowledgeLabel.TIME_SENSITIVE,))
+    known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in entries], dtype=bool)
+    _check_class_sizes(known)
+    needs: list[float] = []
+    for start in range(0, len(entries), DECISION_BATCH):
+        batch = [Question(entry.question) for entry in entries[start : start + DECISION_BATCH]]
+        readings = read_questions(model, [bound], batch, prompts)
+        needs += score_questions(bound, batch, readings)
+    return summarize_cut(np.array(needs, dtype=float), known)
+
+
+def _check_class_sizes(known: BoolArray) -> None:
+    """Raise BadSetting if too few logged questions are known, or too few are unknown."""
     if min(known.sum(), (~known).sum()) < MIN_CLASS_SIZE:
         counts = f"{known.sum()} of the {len(known)} logged questions are known"
         raise BadSetting(
             f"{counts}; a threshold needs {MIN_CLASS_SIZE} known and unknown ones each. Log more questions."
         )
-    needs: list[float] = []
-    for start in range(0, len(sample), DECISION_BATCH):
-        batch = [Question(entry.question) for entry in sample[start : start + DECISION_BATCH]]
-        needs += score_questions(bound, batch, read_questions(model, [bound], batch, prompts))
-    return summarize_cut(np.array(needs, dtype=float), known)
 
 
 def summarize_cut(needs: FloatArray, known: BoolArray) -> LearnedCut:

@@ -115,14 +115,19 @@ def sweep_ik(
             training = limit_training_rows(replace(examples, needed=needed[grader]), n_rows, ablations.seed)
             gate = _fit_variant(training, variant, folder, ablations, notify)
             rows.append(_make_row(test, variant, gate, len(training.split.train)))
+    rows.append(_make_majority_row(test))
+    title = f"IK on {len(test.rows)} questions, graded by {own_grader}"
+    return TextTable(title, ABLATION_COLUMNS, tuple(rows))
+
+
+def _make_majority_row(test: LabelTable) -> tuple[str, ...]:
+    """Make the table row of the baseline that decides the same for all questions."""
     cells = measure_majority_decisions(test)
     judged_right = cells["judged right"]
     answers = f"{cells['accuracy']} ({cells['retrieval']})"
-    rows.append(
-        ("majority", MISSING_VALUE, MISSING_VALUE, judged_right, judged_right, MISSING_VALUE, answers, cells["random"])
-    )
-    title = f"IK on {len(test.rows)} questions, graded by {own_grader}"
-    return TextTable(title, ABLATION_COLUMNS, tuple(rows))
+    return (
+        "majority", MISSING_VALUE, MISSING_VALUE, judged_right, judged_right, MISSING_VALUE, answers, cells["random"],
+    )  # fmt: skip
 
 
 def _fit_variant(

@@ -82,11 +82,16 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     known = [row for row in chosen if _is_right(row)]
     balanced = [_make_record(row, row.question, _is_right(row)) for row in chosen]
     swapped = swap_entities(known, graded, rng)
-    rare = []
+    return SelfAssessmentSets(balanced, swapped, rare=_prepend_rare_words(known, rng))
+
+
+def _prepend_rare_words(known: Sequence[LabelRow], rng: random.Random) -> list[dict[str, Any]]:
+    """Put a random rare word in front of each known question."""
+    records = []
     for row in known:
         word = rng.choice(RARE_WORDS_ZH if row.lang == "zh" else RARE_WORDS)
-        rare.append(_make_record(row, word + SEPARATOR + row.question, True, "rare"))
-    return SelfAssessmentSets(balanced, swapped, rare)
+        records.append(_make_record(row, word + SEPARATOR + row.question, True, "rare"))
+    return records
 
 
 def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: random.Random) -> list[dict[str, Any]]:
@@ -257,29 +262,32 @@ class SelfAssessor:
 
         A judge reads each statement as yes or no.
         """
+        verdicts = self._collect_verdicts(judge)
+        known = read_known_labels(self.questions)
+        n_right = sum(verdict == is_known for verdict, is_known in zip(verdicts, known, strict=True))
+        n_unreadable = verdicts.count(None)
+        return SelfAssessment(
+            "free statement",
+            words="-",
+            n=len(verdicts),
+            accuracy=n_right / max(1, len(verdicts) - n_unreadable),
+            predicted_known=verdicts.count(True),
+            predicted_unknown=verdicts.count(False),
+            unreadable=n_unreadable,
+        )
+
+    def _collect_verdicts(self, judge: Model) -> list[bool | None]:
+        """Return for each question whether the LLM says that it knows the answer; None if unreadable."""
         template = load_packaged_templates("self")
         languages = [detect_question_language(question) for question in self.questions]
         prompts = []
         for language, question in zip(languages, self.questions, strict=True):
             prompts.append(Prompt(template.fill("free", language, query=question.text)))
-        statements = [samples[0].text for samples in self.model.generate(prompts, max_tokens=FREE_TOKENS)]
         judge_prompts = []
-        for language, statement in zip(languages, statements, strict=True):
-            judge_prompts.append(Prompt(template.fill("verdict", language, statement=statement)))
-        replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
-        verdicts = [parse_verdict(reply) for reply in replies]  # True if the LLM says that it knows; None if unreadable
-        known = read_known_labels(self.questions)
-        n_right = sum(verdict == is_known for verdict, is_known in zip(verdicts, known, strict=True))
-        n_readable = len(verdicts) - verdicts.count(None)
-        return SelfAssessment(
-            "free statement",
-            words="-",
-            n=len(self.questions),
-            accuracy=n_right / max(1, n_readable),
-            predicted_known=verdicts.count(True),
-            predicted_unknown=verdicts.count(False),
-            unreadable=verdicts.count(None),
-        )
+        for language, samples in zip(languages, self.model.generate(prompts, max_tokens=FREE_TOKENS), strict=True):
+            judge_prompts.append(Prompt(template.fill("verdict", language, statement=samples[0].text)))
+        replies = judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)
+        return [parse_verdict(samples[0].text) for samples in replies]
 
     def _score(self, gate: Gate) -> Sequence[float]:
         """Return the gate's need for retrieval of each question (1 = retrieve)."""

@@ -148,9 +148,9 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     columns = ("retrieval", "accuracy", "random", "gain")
     rows = []
     for name in names:
-        gate = score_gate(table, name)
-        cells = measure_decisions(table, gate.needs > gate.threshold)
-        rows.append((gate.name, format_auroc(table, gate), *(cells[column] for column in columns)))
+        scores = score_gate(table, name)
+        cells = measure_decisions(table, scores.needs > scores.threshold)
+        rows.append((scores.name, format_auroc(table, scores), *(cells[column] for column in columns)))
     return TextTable(f"Variants of {prefix}", ("gate", "AUROC", *columns), tuple(rows))
 
 
@@ -271,7 +271,8 @@ def time_gates(
     for question in questions:
         for name, gate in bound.items():
             start = time.perf_counter()
-            score_questions(gate, [question], read_questions(model, [gate], [question], prompts))
+            readings = read_questions(model, [gate], [question], prompts)
+            score_questions(gate, [question], readings)
             seconds[name].append(time.perf_counter() - start)
     return {name: values[WARMUP_QUESTIONS:] for name, values in seconds.items()}
 

@@ -25,10 +25,12 @@ from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_que
 from knowgate.pipeline.question_state import DecidedQuestion, QuestionState, measure_time
 from knowgate.pipeline.stages import RERANK_CANDIDATES, RetrievalStage
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
-from knowgate.types import Decision, DecisionNote, Gate, Passage, Question
+from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, TokenizingModel
 from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
 from knowgate.types.records import Answer, AnswerEvent, DecisionEvent, PassagesEvent, StreamEvent, TextEvent
 
+# Quotations must fit smaller token limits. With larger ones, a long sentence may exceed the limit, but is never cut.
+MIN_QUOTATION_LIMIT = 32
 BATCH_SIZE = 64  # questions that the model reads together; limits the memory of their caches
 
 
@@ -278,13 +280,13 @@ class AdaptiveRAG:
     def _deployment(self) -> deployment.Deployment:
         """The settings of this pipeline that the guarantee of a gate depends on."""
         return deployment.Deployment(
-            self.threshold,
-            self.retriever.fingerprint if self.retriever else None,
-            self.k,
-            self.max_tokens,
-            self.prompts.open_fingerprint,
-            self.reranker.fingerprint if self.reranker else None,
-            RERANK_CANDIDATES,
+            threshold=self.threshold,
+            retriever=self.retriever.fingerprint if self.retriever else None,
+            k=self.k,
+            max_tokens=self.max_tokens,
+            open_prompts=self.prompts.open_fingerprint,
+            reranker=self.reranker.fingerprint if self.reranker else None,
+            candidates=RERANK_CANDIDATES,
             reranks_sometimes=self.rerank_margin is not None,
             filters_passages=self.second_look is not None,
             arbiter=self.bound_arbiter.fingerprint if self.bound_arbiter else None,
@@ -303,13 +305,15 @@ class AdaptiveRAG:
         if self.retriever is None:
             raise BadSetting("there are no documents to retrieve from. Give `retriever`, or use the gate 'never'.")
         return RetrievalStage(
-            self.retriever,
-            self.reranker,
-            self.second_look,
-            self.k,
-            self.rerank_margin,
-            lambda question, passages: fit_passages(self.model, self.prompts, question, passages, self.max_tokens),
-            self._lock,
+            retriever=self.retriever,
+            reranker=self.reranker,
+            second_look=self.second_look,
+            k=self.k,
+            rerank_margin=self.rerank_margin,
+            fit_passages=lambda question, passages: fit_passages(
+                self.model, self.prompts, question, passages, self.max_tokens
+            ),
+            lock=self._lock,
         )
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
@@ -324,19 +328,8 @@ class AdaptiveRAG:
         """
         states = self._decide(questions, [self.bound_gate, *self._draft_readers])
         yield from (DecisionEvent(state.final_decision) for state in states)
-        retrieving = [state for state in states if state.final_decision.retrieve]
-        if retrieving:
-            self._retrieval.retrieve(retrieving)
-            self._retrieval.fit([state for state in retrieving if state.passages])
-            yield from (PassagesEvent(state.passages) for state in retrieving)
-        open_book = [state for state in states if state.passages]
-        stages.mark_replaceable_answers(self.bound_arbiter, open_book, self.max_tokens)
-        yield from self._answer_open_book(open_book, generate)
-        while remaining := [state for state in open_book if state.round < state.max_rounds]:
-            yield from self._retrieve_again(remaining, generate)
-        with self._lock:
-            chosen = list(stages.arbitrate(self.bound_arbiter, open_book))
-        yield from chosen
+        yield from self._retrieve([state for state in states if state.final_decision.retrieve])
+        yield from self._process_open_book([state for state in states if state.passages], generate)
         closed_book = [state for state in states if not state.passages]
         yield from stages.compute_answers(closed_book)
         yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
@@ -345,6 +338,23 @@ class AdaptiveRAG:
             scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
             self.log.log_answers(answers, scope, self.max_tokens)
         return answers
+
+    def _retrieve(self, states: list[QuestionState]) -> Iterator[StreamEvent]:
+        """Retrieve passages for questions, and fit them into the prompt."""
+        if states:
+            self._retrieval.retrieve(states)
+            self._retrieval.fit([state for state in states if state.passages])
+            yield from (PassagesEvent(state.passages) for state in states)
+
+    def _process_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        """Answer questions with passages, in rounds, and let the arbiter choose."""
+        stages.mark_replaceable_answers(self.bound_arbiter, states, self.max_tokens)
+        yield from self._answer_open_book(states, generate)
+        while remaining := [state for state in states if state.round < state.max_rounds]:
+            yield from self._retrieve_again(remaining, generate)
+        with self._lock:
+            chosen = list(stages.arbitrate(self.bound_arbiter, states))
+        yield from chosen
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
         """Decide for each question whether to retrieve. `readers` request signals of the LLM, such as a draft."""
@@ -417,6 +427,14 @@ class AdaptiveRAG:
             return
         execution.generate_batch(self.model, tasks, self.max_tokens)
         for state in states:
-            state.quote(self.prompts.check_open_answer(state.question, state.passages, state.text))
+            quotation = self.prompts.check_open_answer(state.question, state.passages, state.text)
+            if self._allows_quotation(quotation):
+                state.quote(quotation)
             if not (state.may_retrieve_again or state.may_show):
                 yield TextEvent(state.text)
+
+    def _allows_quotation(self, text: str) -> bool:
+        """Return whether a quotation may be the answer. It must fit a token limit below the default one."""
+        if self.max_tokens >= MIN_QUOTATION_LIMIT or not isinstance(self.model, TokenizingModel):
+            return True
+        return len(self.model.tokenize(text)) <= self.max_tokens

@@ -29,7 +29,7 @@ from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.retrieval.index import build_index
 from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker, describe_llm_mismatch, is_aligned_reranker
-from knowgate.types import AnswerPair, Completion, Passage, Question, Reading, Token
+from knowgate.types import AnswerPair, Completion, Gate, Passage, Question, Reading, Token
 from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,9 @@ def build_pipeline(
     if not retrieves:
         unused = {"rerank": None, "rerank_margin": None, "second_look": None, "log": None, "log_drafts": False}
         settings = settings.replace(arbiter="none", **unused)
+    # None stands for the default gate, which depends on the model.
     gate = None if settings.gate == DEFAULT_GATE else load_gate(settings.gate, plug_in=settings.plug_in)
-    retriever = build_retriever(settings) if retrieves else None
-    if retrieves and retriever is None and (gate is None or gate.name != "never"):
-        raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
+    retriever = _build_required_retriever(settings, gate) if retrieves else None
     model = model or build_model(settings.model, record)
     prompts = load_answer_prompts(settings.prompts, settings.lang, model)
     if gate is None and is_text_only(model):
@@ -82,12 +81,25 @@ def build_pipeline(
         arbiter=build_arbiter(settings),
         rules=build_rules(settings),
     )
+    _warn_about_gate(rag, settings)
+    return rag
+
+
+def _build_required_retriever(settings: PipelineOptions, gate: Gate | None) -> Retriever | None:
+    """Build the retriever. Only the gate 'never' can do without documents."""
+    retriever = build_retriever(settings)
+    if retriever is None and (gate is None or gate.name != "never"):
+        raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
+    return retriever
+
+
+def _warn_about_gate(rag: AdaptiveRAG, settings: PipelineOptions) -> None:
+    """Warn if the gate is not calibrated, or if its answers were recorded elsewhere."""
     if settings.threshold is None and (notice := describe_missing_calibration(rag.gate)):
         log.warning(notice)
     if not settings.plug_in and (notice := describe_recorded_origin(rag.gate)):
         _ = rag.bound_gate  # raises if the answers are those of another LLM
         log.warning(notice)
-    return rag
 
 
 def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
@@ -190,21 +202,22 @@ def load_gate_models(rag: AdaptiveRAG) -> None:
 
 def load_search_models(rag: AdaptiveRAG) -> None:
     """Load the search models early, by using them on an example. Remote search engines are not called."""
-    retriever = rag.retriever
-    reranker = rag.reranker
     with suppress(Exception):  # the first search reports the error
-        if isinstance(retriever, DenseRetriever | HybridRetriever):
-            retriever.search([EXAMPLE_QUESTION], 1)
-        elif isinstance(retriever, PgvectorRetriever) or (
-            isinstance(retriever, EngineRetriever) and retriever.is_dense
-        ):
-            retriever.embedder.embed([EXAMPLE_QUESTION])
+        _load_retriever_model(rag.retriever)
     with suppress(Exception):
-        if isinstance(reranker, CrossEncoderReranker):
-            reranker.score([EXAMPLE_QUESTION], [[EXAMPLE_PASSAGE]])
+        if isinstance(rag.reranker, CrossEncoderReranker):
+            rag.reranker.score([EXAMPLE_QUESTION], [[EXAMPLE_PASSAGE]])
     with suppress(Exception):
         if rag.second_look is not None:
             rag.second_look.are_useful([Question(EXAMPLE_QUESTION)], [[EXAMPLE_PASSAGE]])
+
+
+def _load_retriever_model(retriever: Retriever | None) -> None:
+    """Load the embedding model of a retriever, by using it on an example."""
+    if isinstance(retriever, DenseRetriever | HybridRetriever):
+        retriever.search([EXAMPLE_QUESTION], 1)
+    elif isinstance(retriever, PgvectorRetriever) or (isinstance(retriever, EngineRetriever) and retriever.is_dense):
+        retriever.embedder.embed([EXAMPLE_QUESTION])
 
 
 # --- presets --------------------------------------------------------------------------------------

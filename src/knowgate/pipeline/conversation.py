@@ -62,9 +62,9 @@ def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> b
     conversation = " ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)
     conversation_words = _find_content_words(conversation)
     rewritten_words = _find_content_words(rewritten)
-    own_words = _find_content_words(REFERENCE_PATTERN.sub(" ", text))  # without pronouns
-    keeps_words = own_words <= rewritten_words
-    added_words = rewritten_words - own_words
+    question_words = _find_content_words(REFERENCE_PATTERN.sub(" ", text))  # without pronouns
+    keeps_words = question_words <= rewritten_words
+    added_words = rewritten_words - question_words
     adds_context = not conversation_words.isdisjoint(added_words)
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
     return keeps_words and adds_context and not is_repeated

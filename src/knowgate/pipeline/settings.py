@@ -130,6 +130,12 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
         raise BadSetting(f"cannot read the config file '{path}': {error.strerror}. Check the path.") from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
+    _check_config(values, path)
+    return values
+
+
+def _check_config(values: dict[str, Any], path: Path) -> None:
+    """Raise BadSetting if a settings file has an unknown key or a wrong value."""
     unknown = sorted(set(values) - set(PipelineOptions.model_fields))
     if unknown:
         raise BadSetting(
@@ -139,4 +145,3 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
     # `load_settings` checks the values again. They are checked here, too, so that errors name the file.
     not_empty = {key: value for key, value in values.items() if value != ""}
     read_options(PipelineOptions, not_empty, f"the config file '{path}'")
-    return values

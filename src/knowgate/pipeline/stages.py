@@ -42,13 +42,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     distances = measure_distances(gate, questions, readings)
     for i, state in enumerate(states):
         need = scores.needs[i]
-        distance = distances[i]  # from the questions that the gate was fitted on
         state.max_rounds = min(rounds[i], MAX_ROUNDS)
-        # A server that returns only its top tokens may omit all labels. Their logits are then equal.
-        if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
-            state.notes.append(DecisionNote.LABELS_UNLISTED)
-        if need <= threshold and distance is not None and distance > FAR_DISTANCE:
-            state.notes.append(DecisionNote.FAR_QUESTION)
         state.decision = Decision(
             retrieve=need > threshold,
             need=need,
@@ -57,8 +51,21 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
             reason=_explain_decision(gate, need, threshold, explanations[i]),
             neighbors=state.reading.neighbors.get(gate.name, ()),
             raw=scores.raw[i] if scores.raw else None,
-            distance=distance,
+            distance=distances[i],
         )
+        _note_doubts(state, state.decision)
+
+
+def _note_doubts(state: QuestionState, decision: Decision) -> None:
+    """Note on a question why the gate's decision is doubtful."""
+    # A server that returns only its top tokens may omit all labels. Their logits are then equal.
+    labels = state.reading.labels
+    if decision.gate in labels and not has_distinct_logits(labels[decision.gate]):
+        state.notes.append(DecisionNote.LABELS_UNLISTED)
+    # The distance is that from the questions that the gate was fitted on; None if unknown.
+    is_far = decision.distance is not None and decision.distance > FAR_DISTANCE
+    if is_far and not decision.retrieve:
+        state.notes.append(DecisionNote.FAR_QUESTION)
 
 
 def _explain_decision(gate: Gate, need: float, threshold: float, explanation: str) -> str:
@@ -269,8 +276,7 @@ class RetrievalStage:
         """Rerank the passages of each question, and keep the best k. A clear first passage needs no reranking."""
         chosen = []  # indices of the questions to rerank
         for i, state in enumerate(states):
-            is_first_round = not state.passages
-            if is_first_round and results[i] and can_skip_reranking(results[i], self.rerank_margin):
+            if self._skips_reranking(state, results[i]):
                 state.notes.append(DecisionNote.NOT_RERANKED)
             else:
                 chosen.append(i)
@@ -280,3 +286,8 @@ class RetrievalStage:
         for i, passages in zip(chosen, reranked, strict=True):
             reordered[i] = passages
         return reordered
+
+    def _skips_reranking(self, state: QuestionState, passages: Sequence[Passage]) -> bool:
+        """Return whether the first passage is clear enough to skip reranking."""
+        is_first_round = not state.passages
+        return is_first_round and bool(passages) and can_skip_reranking(passages, self.rerank_margin)

@@ -58,15 +58,7 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
         UnknownName: No retriever has this name.
         BadSetting: `kind` differs from the kind that the spec names.
     """
-    argument = spec_or_dir
-    if spec_or_dir.startswith(("http://", "https://")):
-        name = "http"
-    elif Path(spec_or_dir).exists():
-        from knowgate.retrieval.index_folder import read_index_manifest
-
-        name = kind or read_index_manifest(Path(spec_or_dir)).kind
-    else:
-        name, argument = split_spec(spec_or_dir)
+    name, argument = _split_retriever_spec(spec_or_dir, kind)
     if not argument:
         raise BrokenIndex(
             f"there is no index at '{spec_or_dir}'. Build one with `knowgate index` or build_index, or correct the path."
@@ -77,3 +69,14 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
         )
     retriever: Retriever = load_entry(RETRIEVERS, "retriever", name, RETRIEVER_GROUP)(argument)
     return retriever
+
+
+def _split_retriever_spec(spec_or_dir: str, kind: str | None) -> tuple[str, str]:
+    """Return the name of the retriever and its argument, such as a folder or a URL."""
+    if spec_or_dir.startswith(("http://", "https://")):
+        return "http", spec_or_dir
+    if Path(spec_or_dir).exists():
+        from knowgate.retrieval.index_folder import read_index_manifest
+
+        return kind or read_index_manifest(Path(spec_or_dir)).kind, spec_or_dir
+    return split_spec(spec_or_dir)

@@ -79,6 +79,7 @@ def fuse_rankings(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
     return [replace(passages[passage_id], score=scores[passage_id]) for passage_id in best_first]
 
 
+NO_ROW = -1  # instead of a row number: the passage has no vector in the previous index
 _EMBEDDED_AT_ONCE = 512  # passages embedded, or vectors copied, at once
 
 ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0 while the total is unknown)
@@ -113,16 +114,20 @@ class DenseRetriever:
         check_k(k)
         if not queries:
             return []
-        query_vectors = check_vectors(self._embedder.embed(queries), len(queries))
-        width = self._vectors.shape[1]
-        query_width = query_vectors.shape[1]
-        if query_width != width:
-            raise ModelError(
-                f"the embedding model returns vectors of {query_width} numbers, but the index holds vectors of "
-                f"{width} numbers. Use the embedding model that the index was built with."
-            )
+        query_vectors = self._embed_queries(queries)
         results = find_nearest_rows(self._vectors, query_vectors, k, max_norm=self._max_norm)
         return [self._get_passages(hits) for hits in results]
+
+    def _embed_queries(self, queries: Sequence[str]) -> Vector:
+        """Return a vector for each query, as wide as the vectors of the index."""
+        vectors = check_vectors(self._embedder.embed(queries), len(queries))
+        width = self._vectors.shape[1]
+        if vectors.shape[1] != width:
+            raise ModelError(
+                f"the embedding model returns vectors of {vectors.shape[1]} numbers, but the index holds vectors of "
+                f"{width} numbers. Use the embedding model that the index was built with."
+            )
+        return vectors
 
     @cached_property
     def _max_norm(self) -> float:
@@ -148,24 +153,31 @@ def write_vectors(
     Args:
         path: The `.npy` file to write.
         passages: The passages. There must be at least one.
-        previous_rows: For each passage, the row of its vector in `previous_vectors`; -1 for a new or changed passage.
+        previous_rows: For each passage, the row of its vector in `previous_vectors`, or NO_ROW if it is new or changed.
         previous_vectors: The vectors of the previous version of the index; None if they cannot be reused.
         embedder: The model that embeds new and changed passages.
         progress: Called after each batch with the stage `embed`, the number of embedded passages and their total.
     """
-    new_rows = np.flatnonzero(previous_rows < 0)
-    vectors: Vector | None = None
-    if previous_vectors is not None and len(new_rows) < len(previous_rows):
-        vectors = _create_memmap(path, len(previous_rows), previous_vectors.shape[1])
+    if previous_vectors is None:
+        previous_rows = np.full(len(passages), NO_ROW)
+    new_rows = np.flatnonzero(previous_rows == NO_ROW)
+    vectors: Vector | None = None  # created when the width of a vector is known
+    if previous_vectors is not None and len(new_rows) < len(passages):
+        vectors = _create_memmap(path, len(passages), previous_vectors.shape[1])
         _copy_rows(vectors, previous_rows, previous_vectors)
     for start in range(0, len(new_rows), _EMBEDDED_AT_ONCE):
         rows = new_rows[start : start + _EMBEDDED_AT_ONCE]
-        texts = [format_passage(passages[int(row)]) for row in rows]
-        embedded = check_vectors(embedder.embed(texts), len(texts))
+        embedded = _embed_passages([passages[int(row)] for row in rows], embedder)
         if vectors is None:
-            vectors = _create_memmap(path, len(previous_rows), embedded.shape[1])
+            vectors = _create_memmap(path, len(passages), embedded.shape[1])
         vectors[rows] = embedded
         progress("embed", start + len(rows), len(new_rows))
+
+
+def _embed_passages(passages: Sequence[Passage], embedder: Embedder) -> Vector:
+    """Return a vector for each passage, computed from its title and text."""
+    texts = [format_passage(passage) for passage in passages]
+    return check_vectors(embedder.embed(texts), len(texts))
 
 
 def _create_memmap(path: Path, rows: int, width: int) -> Vector:
@@ -176,7 +188,7 @@ def _create_memmap(path: Path, rows: int, width: int) -> Vector:
 
 def _copy_rows(vectors: Vector, previous_rows: NDArray[np.int64], previous_vectors: Vector) -> None:
     """Copy the previous vectors of unchanged passages into `vectors`, block by block to limit memory."""
-    rows = np.flatnonzero(previous_rows >= 0)
+    rows = np.flatnonzero(previous_rows != NO_ROW)
     for start in range(0, len(rows), _EMBEDDED_AT_ONCE):
         block = rows[start : start + _EMBEDDED_AT_ONCE]
         vectors[block] = previous_vectors[previous_rows[block]]

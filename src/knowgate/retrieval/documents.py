@@ -109,16 +109,7 @@ def _find_in_folder(folder: Path) -> Corpus:
     corpus = Corpus(folder)
     pending = [folder]  # A stack of subfolders, because Python limits recursion to a depth of about a thousand.
     while pending:
-        subfolder = pending.pop()
-        try:
-            for path in subfolder.iterdir():
-                if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-                    pending.append(path)
-                elif not path.name.startswith("."):
-                    _add_file(corpus, path)
-        except OSError as error:
-            name = subfolder.relative_to(folder).as_posix()
-            corpus.problems[name] = f"the folder cannot be read: {error.strerror}"
+        pending += _add_files(corpus, pending.pop())
     if not corpus.files:
         problems = [f" '{name}' is left out: {reason}." for name, reason in corpus.problems.items()]
         raise BadInput(
@@ -127,6 +118,23 @@ def _find_in_folder(folder: Path) -> Corpus:
         )
     corpus.files.sort(key=Path.as_posix)
     return corpus
+
+
+def _add_files(corpus: Corpus, folder: Path) -> list[Path]:
+    """Add the files of a folder to the corpus, and return its subfolders."""
+    subfolders = []
+    try:
+        for path in folder.iterdir():
+            if path.name.startswith("."):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                subfolders.append(path)
+            else:
+                _add_file(corpus, path)
+    except OSError as error:
+        relative = folder.relative_to(corpus.source).as_posix()
+        corpus.problems[relative] = f"the folder cannot be read: {error.strerror}"
+    return subfolders
 
 
 def _add_file(corpus: Corpus, path: Path) -> None:
@@ -179,15 +187,14 @@ def _read_file(path: Path, document_id: str) -> Document:
     _check_size(path)
     suffix = path.suffix.lower()
     title = ""
-    if suffix == ".pdf":
-        text = read_pdf(path)
-    elif suffix in _HTML_SUFFIXES:
+    if suffix in _HTML_SUFFIXES:
         page = read_html(_read_text(path))
         title = page.title
         text = page.text
     else:
-        text = _read_text(path)
-        title = _find_markdown_title(text) if suffix == ".md" else ""
+        text = read_pdf(path) if suffix == ".pdf" else _read_text(path)
+    if suffix == ".md":
+        title = _find_markdown_title(text)
     return Document(document_id, _clean(title or path.stem), _clean(text))
 
 

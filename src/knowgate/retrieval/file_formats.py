@@ -38,6 +38,7 @@ _LINE_TAGS = frozenset({"br", "tr", "li", "dt", "dd", "option"})
 _CELL_TAGS = frozenset({"td", "th"})
 # Possessive quantifiers (*+) never backtrack, so every pattern takes linear time. A '>' inside a quoted value does not
 # end a tag; a tag or comment that is never closed extends to the end of the page.
+_TEXT = re.compile(r"[^<]++")
 _COMMENT = re.compile(r"<!(?=--)(?:.*?-->|.*)", re.DOTALL)  # <!--> is a complete comment
 _DECLARATION = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*+>?")
 _TAG = re.compile(
@@ -86,19 +87,25 @@ def read_html(markup: str) -> HtmlPage:
     """
     tokens = list(_drop_hidden(tokenize_html(markup)))
     title = _find_element_text(tokens, "title") or _find_element_text(tokens, "h1")
-    pieces: list[str] = []
+    text = "".join(_lay_out(tokens))
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    joined_lines = "\n".join(lines)
+    return HtmlPage(title, re.sub(r"\n{3,}", "\n\n", joined_lines).strip())
+
+
+def _lay_out(tokens: Iterable[HtmlToken]) -> Iterator[str]:
+    """Yield the texts outside the title, and white space for the tags."""
     is_in_title = False
     for token in tokens:
         if token.tag == "title":
             is_in_title = not token.closes
+        # The self-closing tag <p/> opens and closes an element.
         if token.opens:
-            pieces.append(_get_break(token.tag))
+            yield _get_break(token.tag)
         if token.closes:
-            pieces.append(_get_break(token.tag))
+            yield _get_break(token.tag)
         if not is_in_title:
-            pieces.append(re.sub(r"\s+", " ", token.text))
-    lines = (" ".join(line.split()) for line in "".join(pieces).split("\n"))
-    return HtmlPage(title, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip())
+            yield re.sub(r"\s+", " ", token.text)
 
 
 def _drop_hidden(tokens: Iterable[HtmlToken]) -> Iterator[HtmlToken]:
@@ -143,32 +150,38 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
     """Yield the texts and tags of an HTML page in order, without comments."""
     position = 0
     while position < len(markup):
-        start = markup.find("<", position)
-        text_end = start if start >= 0 else len(markup)
-        if text_end > position:
-            yield HtmlToken(_unescape(markup[position:text_end]))
-        if start < 0:
-            return
-        skipped = _COMMENT.match(markup, start) or _DECLARATION.match(markup, start)
-        if skipped:
+        if text := _TEXT.match(markup, position):
+            yield HtmlToken(_unescape(text[0]))
+            position = text.end()
+        elif skipped := _COMMENT.match(markup, position) or _DECLARATION.match(markup, position):
             position = skipped.end()
-            continue
-        tag = _TAG.match(markup, start)
-        if tag is None:  # A "<" that starts no tag is text.
+        elif tag := _TAG.match(markup, position):
+            position = tag.end()
+            if tag["bracket"]:  # A tag without its closing ">" extends to the end of the page and is left out.
+                token = _parse_tag(tag)
+                yield token
+                position = _skip_raw_text(markup, position, token)
+        else:  # A "<" that starts no tag is text.
             yield HtmlToken("<")
-            position = start + 1
-            continue
-        position = tag.end()
-        if not tag["bracket"]:  # A tag without its closing ">" extends to the end of the page.
-            continue
-        name = tag["name"].lower()
-        is_end_tag = bool(tag["slash"])
-        is_self_closing = markup[position - 2] == "/"  # The character before the closing ">", as in <br/>.
-        yield HtmlToken(tag=name, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
-        # The content of <script> and <style> is not HTML: skip to the end tag.
-        if not is_end_tag and not is_self_closing and name in _RAW_TEXT_END:
-            end_tag = _RAW_TEXT_END[name].search(markup, position)
-            position = end_tag.start() if end_tag else len(markup)
+            position += 1
+
+
+def _parse_tag(tag: re.Match[str]) -> HtmlToken:
+    """Convert a match of `_TAG` to a token."""
+    is_end_tag = bool(tag["slash"])
+    is_self_closing = tag[0].endswith("/>")
+    return HtmlToken(tag=tag["name"].lower(), opens=not is_end_tag, closes=is_end_tag or is_self_closing)
+
+
+def _skip_raw_text(markup: str, position: int, token: HtmlToken) -> int:
+    """Return the position after the content of a <script> or <style>, which is not HTML.
+
+    After other tags, the position stays the same.
+    """
+    if token.closes or token.tag not in _RAW_TEXT_END:
+        return position
+    end_tag = _RAW_TEXT_END[token.tag].search(markup, position)
+    return end_tag.start() if end_tag else len(markup)
 
 
 def _unescape(text: str) -> str:
@@ -217,23 +230,29 @@ class PdfReaderProcess:
         Returns:
             {"text": ...}, or {"problem": ...} if the file cannot be read.
         """
+        request = json.dumps(str(path.absolute())).encode() + b"\n"
         with self._lock:
-            process = self._ensure_running()
-            timer = threading.Timer(timeout, process.kill)
-            timer.start()
-            try:
-                process.stdin.write(json.dumps(str(path.absolute())).encode() + b"\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except OSError:  # The worker was killed in the meantime.
-                line = b""
-            finally:
-                timer.cancel()
-            if line:
-                response: dict[str, str] = json.loads(line)
-                return response
-            self.close()
-            return {"problem": f"reading it took longer than {timeout:g} seconds, or crashed"}
+            line = self._exchange(request, timeout)
+            if not line:
+                self.close()
+                return {"problem": f"reading it took longer than {timeout:g} seconds, or crashed"}
+        response: dict[str, str] = json.loads(line)
+        return response
+
+    def _exchange(self, request: bytes, timeout: float) -> bytes:
+        """Send a line to the worker and return its answer, or b"" if the worker died."""
+        process = self._ensure_running()
+        timer = threading.Timer(timeout, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(request)
+            process.stdin.flush()
+            line: bytes = process.stdout.readline()
+        except OSError:  # The worker was killed in the meantime.
+            return b""
+        finally:
+            timer.cancel()
+        return line
 
     def close(self) -> None:
         """Kill the worker process, if it is running."""

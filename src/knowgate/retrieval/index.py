@@ -130,8 +130,7 @@ def build_index(
     """
     source = expand_path(source)
     out = expand_path(out)
-    if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
-        raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
+    _check_replaceable(out)
     corpus = find_documents(source)
     embedding_model = _choose_embedder(options.kind, embedder)
     settings = _make_settings(options, embedding_model)
@@ -142,13 +141,16 @@ def build_index(
             scan = CorpusScan(folder, previous, options.max_words, report)
             scan.read(corpus, progress)
             manifest = _make_manifest(options.kind, settings, scan)
-            if manifest == previous.manifest:
-                raise _NothingChangedError
-            _write_search_files(manifest, scan, embedder=embedding_model, progress=progress)
-            index_folder.write_index_manifest(folder, manifest)
+            _write_changed_index(manifest, scan, embedding_model, progress)
     except _NothingChangedError:
         report.written = False
     return report
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise BadInput if `out` contains something other than an index."""
+    if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
+        raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
 
 
 def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedder | None:
@@ -262,16 +264,20 @@ class CorpusScan:
                     file.write(json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n")
                 if number % _PROGRESS_EVERY == 0:
                     progress("read", number, corpus.total)
-        report = self.report
-        report.passages = len(writer)
-        report.removed = len(self.previous.rows) - report.changed - report.unchanged
-        if not report.documents:
-            problem = f" {next(iter(report.problems.values()))}" if report.problems else ""
-            raise BadInput(
-                f"the documents of '{corpus.source}' contain no text, so there is nothing to index. Choose documents "
-                f"that contain text.{problem}"
-            )
+        self._check_documents(corpus.source)
+        self.report.passages = len(writer)
+        self.report.removed = len(self.previous.rows) - self.report.changed - self.report.unchanged
         progress("read", number, corpus.total)
+
+    def _check_documents(self, source: Path) -> None:
+        """Raise BadInput if no document contains text, naming the first problem."""
+        if self.report.documents:
+            return
+        problems = [f" {problem}" for problem in self.report.problems.values()]
+        raise BadInput(
+            f"the documents of '{source}' contain no text, so there is nothing to index. Choose documents "
+            f"that contain text.{''.join(problems[:1])}"
+        )
 
     def _add(self, document: Document, writer: PassageWriter) -> DocumentRow | None:
         """Write the passages of a document and compare it with the previous index.
@@ -279,29 +285,32 @@ class CorpusScan:
         Returns:
             The entry for `documents.jsonl`, or None if the document has no text or could not be read.
         """
-        report = self.report
         if document.problem:
-            report.problems[document.id] = document.problem
+            self.report.problems[document.id] = document.problem
             return None
         passages = split_document(document, self.max_words)
         if not passages:
-            report.skipped[NO_TEXT] = report.skipped.get(NO_TEXT, 0) + 1
+            self.report.skipped[NO_TEXT] = self.report.skipped.get(NO_TEXT, 0) + 1
             return None
         digest = sha256_text(document.title, document.text)
         row = DocumentRow(document.id, digest, first=len(writer), count=len(passages))
         writer.write(passages)
-        report.documents += 1
+        self._compare(row)
+        return row
+
+    def _compare(self, row: DocumentRow) -> None:
+        """Count a document as unchanged, changed or added, and store its previous rows."""
+        self.report.documents += 1
         if self.previous.has_document(row, self.max_words):
-            report.unchanged += 1
+            self.report.unchanged += 1
             first = self.previous.rows[row.id].first
             self.previous_rows.extend(range(first, first + row.count))
-            return row
-        self.previous_rows.extend([-1] * row.count)  # these passages have no row in the previous index
+            return
+        self.previous_rows.extend([dense.NO_ROW] * row.count)
         if row.id in self.previous.rows:
-            report.changed += 1
+            self.report.changed += 1
         else:
-            report.added += 1
-        return row
+            self.report.added += 1
 
     def read_ids_and_hashes(self) -> Iterator[str]:
         """Yield the id of each document, followed by its hash.
@@ -314,30 +323,40 @@ class CorpusScan:
                 yield from (record["id"], record["sha256"])
 
 
-def _write_search_files(
-    manifest: IndexManifest, scan: CorpusScan, *, embedder: Embedder | None, progress: ProgressCallback
+def _write_changed_index(
+    manifest: IndexManifest, scan: CorpusScan, embedder: Embedder | None, progress: ProgressCallback
 ) -> None:
-    """Write the BM25 scores and the vectors of all passages, depending on the index kind.
+    """Write the search files and the manifest of an index.
 
-    Vectors of unchanged passages are reused.
+    Raises:
+        _NothingChangedError: The previous index has the same manifest.
     """
-    folder = scan.folder
-    store = PassageStore(folder)
+    if manifest == scan.previous.manifest:
+        raise _NothingChangedError
+    passages = PassageStore(scan.folder)
     if manifest.kind != "dense":
-        progress("bm25", 0, len(store))
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            matrix = build_bm25_matrix(store, Tokenizer(bool(manifest.settings.stem)), Path(scratch))
-            matrix.save(folder / index_folder.BM25_FOLDER, show_progress=False)
-        progress("bm25", len(store), len(store))
-    if embedder is None:
-        return
-    previous_vectors = scan.previous.get_vectors(embedder)
-    all_new = np.full(len(store), -1)  # -1 means that a passage has no vector in the previous index
+        progress("bm25", 0, len(passages))
+        _write_bm25_scores(scan.folder, passages, Tokenizer(bool(manifest.settings.stem)))
+        progress("bm25", len(passages), len(passages))
+    if embedder is not None:
+        _write_vectors(scan, passages, embedder, progress)
+    index_folder.write_index_manifest(scan.folder, manifest)
+
+
+def _write_bm25_scores(folder: Path, passages: PassageStore, tokenizer: Tokenizer) -> None:
+    """Write the BM25 scores of all passages to an index folder."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        matrix = build_bm25_matrix(passages, tokenizer, Path(scratch))
+        matrix.save(folder / index_folder.BM25_FOLDER, show_progress=False)
+
+
+def _write_vectors(scan: CorpusScan, passages: PassageStore, embedder: Embedder, progress: ProgressCallback) -> None:
+    """Write the vectors of all passages, reusing those of unchanged passages."""
     dense.write_vectors(
-        folder / index_folder.VECTORS_FILE,
-        store,
-        previous_rows=all_new if previous_vectors is None else np.array(scan.previous_rows),
-        previous_vectors=previous_vectors,
+        scan.folder / index_folder.VECTORS_FILE,
+        passages,
+        previous_rows=np.array(scan.previous_rows),
+        previous_vectors=scan.previous.get_vectors(embedder),
         embedder=embedder,
         progress=progress,
     )

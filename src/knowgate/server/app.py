@@ -21,8 +21,10 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
+from knowgate.core.redaction import redact_urls
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.gates import DEFAULT_GATE
+from knowgate.models.backend import CLIENT
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever
@@ -39,7 +41,7 @@ from knowgate.server.service import Service
 from knowgate.server.streaming import DisconnectError, EventStreamResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
-from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts
+from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts, is_reachable
 from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.types import Gate, Model, Passage, Retriever, Signal
 
@@ -162,6 +164,7 @@ class EndpointApp:
         key = None if self.endpoint.is_public else policy.authenticate(request)
         policy.authorize(key, needs_admin=self.endpoint.needs_admin)
         trace.owner = "" if key is None else key.name
+        CLIENT.set(trace.owner)  # local models and searches serve API keys in turn
         trace.is_admin = key is None or key.admin
         trace.shares_labels = trace.is_admin or self.service.options.share_labels
         request.state.key = key
@@ -211,6 +214,9 @@ def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
     if options.upstream is None:
         service = Service(options, gate_service, local_chat=LocalChat(gate_service, options))
     else:
+        if not is_reachable(options.upstream):
+            url = redact_urls(options.upstream)
+            log.warning("The upstream %s cannot be reached now. Requests fail until it can. Check that it runs.", url)
         upstream = UpstreamClient(options.upstream, options)
         service = Service(options, gate_service, forwarder=UpstreamForwarder(upstream, gate_service, options))
     service.start_learning(settings)

@@ -62,12 +62,20 @@ class Endpoint:
     needs_admin: bool = False
 
 
-def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 description of these endpoints as a JSON object."""
+def _describe_models(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the JSON schema of each request and response model, by its name."""
     models: dict[str, type[BaseModel]] = {"ErrorResponse": ErrorResponse}
     for endpoint in endpoints:
-        models |= {model.__name__: model for model in (endpoint.request, endpoint.response) if model is not None}
+        for model in (endpoint.request, endpoint.response):
+            if model is not None:
+                models[model.__name__] = model
     _, definitions = models_json_schema([(model, "validation") for model in models.values()], ref_template=REFERENCE)
+    schemas: dict[str, Any] = definitions["$defs"]
+    return schemas
+
+
+def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 description of these endpoints as a JSON object."""
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe_operation(endpoint)
@@ -76,11 +84,12 @@ def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "knowgate",
             "version": VERSION,
-            "description": "An OpenAI-compatible server that retrieves passages only if the LLM does not know the answer.",
+            "description": "An OpenAI-compatible server that retrieves passages only if the LLM does not know the answer. "
+            "Unknown paths get status 404, other methods 405, both with an ErrorResponse.",
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": definitions["$defs"],
+            "schemas": _describe_models(endpoints),
         },
         "security": [{}, {"key": []}],
         "paths": paths,

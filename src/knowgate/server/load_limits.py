@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from knowgate.core.http_client import request_deadline
 from knowgate.core.stop_flag import open_stoppable_context
+from knowgate.models.backend import TurnQueue
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.json_api import ApiError
 
@@ -311,7 +312,40 @@ async def limit_time(timeout: float) -> AsyncIterator[None]:
             yield
 
 
-async def run_in_thread(threads: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+class FairLock:
+    """An asyncio lock for which API keys take turns. The context variable `CLIENT` names the key."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiters: TurnQueue[asyncio.Future[None]] = TurnQueue()
+
+    async def __aenter__(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiters.append(turn)
+        if not self._is_held:
+            self._is_held = True
+            self._pass_on()  # to this task, because nobody else waits
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was this task's turn already
+                self._pass_on()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the lock to the key whose turn it is. Cancelled tasks are left out."""
+        while self._waiters:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._is_held = False
+
+
+async def run_in_thread(threads: Executor, work: Callable[[], Result]) -> Result:
     """Run a function in a thread, with the caller's context variables. A cancelled local LLM stops early."""
     with open_stoppable_context() as context:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))

@@ -190,6 +190,16 @@ def load_serve_options(settings: PipelineOptions, overrides: ServeOptions | None
         settings: Settings that may contain the table [serve].
         overrides: Options that take precedence, such as those of the command line. Fields that were not set in this
             object do not override anything.
+
+    Raises:
+        BadSetting: The table has an unknown option, or one that belongs to the top level of the settings.
     """
+    misplaced = sorted(settings.serve.keys() & PipelineOptions.model_fields.keys() - ServeOptions.model_fields.keys())
+    if misplaced:
+        name = misplaced[0]
+        raise BadSetting(
+            f"knowgate.toml [serve]: '{name}' is not an option of this table. Move it to the top of the file, before the "
+            "first table."
+        )
     changes = {} if overrides is None else get_set_fields(overrides)
     return read_options(ServeOptions, {**settings.serve, **changes}, "knowgate.toml [serve]")

@@ -174,10 +174,13 @@ class ApiResponse(BaseModel):
 
 
 class ErrorDetail(ApiResponse):
-    """The `error` object of an error response, with a message for people and a code for programs."""
+    """The `error` object of an error response, with a message for people and a code for programs.
+
+    Errors of the upstream are forwarded unchanged, so their fields may differ.
+    """
 
     message: str
-    type: str
+    type: str | None = None
     param: str | None = None
     code: str | None = None
 
@@ -221,7 +224,7 @@ class RequestReport(DecisionSummary):
         choice: Which answer the arbiter chose, with or without passages.
         unweighed: Why the arbiter could not compare the answers.
         degraded: Components that failed.
-        ignored: Request fields without effect.
+        ignored: Request fields without effect, and "system message" if an LLM in this process does not read it.
     """
 
     id: str
@@ -291,12 +294,16 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages."""
+    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages.
+
+    `correction` is the right answer, if a user gave it.
+    """
 
     at: float
     question: str | None = None
     follow_up: bool | None = None
     feedback: list[FeedbackEntry]
+    correction: str | None = None
 
 
 class FeedbackResponse(ApiResponse):

@@ -218,12 +218,26 @@ class StreamEnd:
         return format_error_end(ApiError(502, CUT_MESSAGE, "upstream_broke_off"))
 
 
+LogprobsFilter = Callable[[dict[str, Any]], None]
+
+
 def remove_logprobs(completion: dict[str, Any]) -> None:
     """Set the log-probabilities of every choice of a chat completion to null, in place."""
     choices = completion.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and "logprobs" in choice:
             choice["logprobs"] = None
+
+
+def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
+    """Keep `count` alternatives of each token in the log-probabilities of a chat completion, in place."""
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
+        tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
+        for token in tokens if isinstance(tokens, list) else ():
+            if isinstance(token, dict) and isinstance(token.get("top_logprobs"), list):
+                token["top_logprobs"] = token["top_logprobs"][:count]
 
 
 def check_chunk(line: bytes) -> None:
@@ -254,12 +268,13 @@ class StreamAnnotator:
 
     Args:
         trace: Trace of the request, from which the `knowgate` object is made.
-        hides_logprobs: Whether to remove log-probabilities, which the gate needs but the client did not request.
+        hide_logprobs: Removes log-probabilities that the client did not request from a chunk, in place. None if there
+            are no such ones.
     """
 
-    def __init__(self, trace: RequestTrace, *, hides_logprobs: bool = False):
+    def __init__(self, trace: RequestTrace, *, hide_logprobs: LogprobsFilter | None = None):
         self.trace = trace
-        self.hides_logprobs = hides_logprobs
+        self.hide_logprobs = hide_logprobs
         self.has_annotated_first = False
 
     def annotate(self, line: bytes) -> bytes:
@@ -275,7 +290,7 @@ class StreamAnnotator:
         is_last = has_finish_reason(line) or RESPONSE_END.search(line) is not None
         adds_report = is_last or not self.has_annotated_first
         adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
-        if not (adds_report or adds_usage or self.hides_logprobs):
+        if not (adds_report or adds_usage or self.hide_logprobs):
             return line  # without parsing it, to save time
         chunk = parse_event_data(line)
         if chunk is None:
@@ -283,8 +298,8 @@ class StreamAnnotator:
         if adds_report:
             chunk["knowgate"] = self.trace.to_json()
             self.has_annotated_first = True
-        if self.hides_logprobs:
-            remove_logprobs(chunk)
+        if self.hide_logprobs is not None:
+            self.hide_logprobs(chunk)
         if adds_usage:
             self.trace.extra_usage.add_to(chunk)
         return b"data: " + dump_json(chunk, is_large=len(line) > LARGE_BODY_BYTES) + b"\n"

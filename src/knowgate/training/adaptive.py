@@ -36,21 +36,27 @@ def fit_adaptive(
     vectors = check_vectors(encoder.embed(texts), len(texts))
     tensors = _train_classifier(vectors, classes, examples)
 
-    def raw(indices: Sequence[int]) -> FloatArray:
+    def score_rows(indices: Sequence[int]) -> FloatArray:
         p_no_round = predict_complexity(tensors, vectors[list(indices)])[:, 0]  # the first of COMPLEXITY_CLASSES
         return np.asarray(1 - p_no_round)
 
     options = {"embedder": getattr(encoder, "spec", "minilm"), "embedder_fingerprint": encoder.fingerprint}
+    notes = _describe_strategies(examples.rows, strategies)
+    notes += _measure_accuracy(tensors, vectors, classes, examples)
+    return FitResult("adaptive", options, frozenset(), SignalRequest(), tensors, score_rows, notes)
+
+
+def _describe_strategies(rows: Sequence[LabelRow], strategies: Sequence[str | None]) -> list[str]:
+    """Describe for the model card how often each strategy is the cheapest one."""
     counts = ", ".join(f"{name} {strategies.count(name)}" for name in COMPLEXITY_CLASSES)
     notes = [f"cheapest strategy that was right: {counts}; left out, as nothing was right: {strategies.count(None)}"]
-    n_unknown = sum(is_iterative_correct(row) is None for row in examples.rows)
+    n_unknown = sum(is_iterative_correct(row) is None for row in rows)
     if n_unknown:
         notes.append(
             f"{n_unknown} of {len(strategies)} rows have no iterative answer: questions that one round does not answer "
             "count as several rounds there. Label with `iterative` to measure them."
         )
-    notes += _measure_accuracy(tensors, vectors, classes, examples)
-    return FitResult("adaptive", options, frozenset(), SignalRequest(), tensors, raw, notes)
+    return notes
 
 
 def label_cheapest_strategy(row: LabelRow) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.display import escape_markdown
 from knowgate.core.files import check_replaceable
@@ -28,6 +30,7 @@ from knowgate.training.classifiers import Tensors, check_finite, fit_linear, fit
 from knowgate.training.examples import list_seen_keys
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.judges.ensemble import assign_folds
+from knowgate.types import Vector
 
 
 def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
@@ -38,14 +41,9 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     names = arbiter_features.list_answer_features(pairs.answers)
     features = arbiter_features.build_answer_matrix(names, pairs.answers)
     check_finite(features)
-    split = pairs.split
-    train = pairs.select_differing(np.concatenate([split.train, split.dev, split.calibration]))
-    tensors: Tensors = {}
-    for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
-        fitted = fit_linear(features[train], right[train])
-        tensors |= {f"{side}.{name}": block for name, block in fitted.items()}
+    tensors = _fit_sides(features, pairs)
 
-    def raw(indices: Sequence[int]) -> FloatArray:
+    def predict_right(indices: Sequence[int]) -> FloatArray:
         """Predict how probably the closed-book (column 0) and open-book answers are right."""
         rows = features[list(indices)]
         columns = [apply_network(tensors, rows, f"{side}.") for side in arbiter_features.ANSWER_SIDES]
@@ -57,10 +55,21 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
         arbiter_features.get_required_signals(names),
         wants_passages=bool(arbiter_features.PASSAGE_FEATURES & set(names)),
         tensors=tensors,
-        raw=raw,
+        raw=predict_right,
         is_calibrated=True,  # a logistic regression of about ten features on hundreds of rows is well calibrated
         notes=[f"uses {', '.join(names)}"],
     )
+
+
+def _fit_sides(features: Vector, pairs: AnswerPairs) -> Tensors:
+    """Fit a logistic regression for the closed-book answers, and one for the open-book answers."""
+    split = pairs.split
+    train = pairs.select_differing(np.concatenate([split.train, split.dev, split.calibration]))
+    tensors: Tensors = {}
+    for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
+        fitted = fit_linear(features[train], right[train])
+        tensors |= {f"{side}.{name}": block for name, block in fitted.items()}
+    return tensors
 
 
 AUTO_FOLDS = 5
@@ -71,10 +80,10 @@ FitPairs = Callable[[AnswerPairs, int | None], ArbiterResult]
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     """Return the fixed rules in the form of a trained arbiter. Nothing is learned."""
 
-    def raw(indices: Sequence[int]) -> FloatArray:
+    def apply_rules(indices: Sequence[int]) -> FloatArray:
         return fitted_arbiter.estimate_by_rules([pairs.answers[index] for index in indices])
 
-    return ArbiterResult("fitted-rules", {}, frozenset(), wants_passages=False, raw=raw, is_calibrated=True)
+    return ArbiterResult("fitted-rules", {}, frozenset(), wants_passages=False, raw=apply_rules, is_calibrated=True)
 
 
 @dataclass(frozen=True)
@@ -127,17 +136,19 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
     trained_takes_closed = np.zeros(len(pairs.answers), dtype=bool)
     for fold in range(AUTO_FOLDS):
         fold_rows = rows[folds == fold]
-        fold_split = Split(
-            np.setdiff1d(split.train, fold_rows),
-            np.setdiff1d(split.dev, fold_rows),
-            np.setdiff1d(split.calibration, fold_rows),
-            test=fold_rows,
-        )
-        result = fit(replace(pairs, split=fold_split), fold)
+        fold_pairs = replace(pairs, split=_hold_out(split, fold_rows))
+        result = fit(fold_pairs, fold)
         trained_takes_closed[fold_rows] = take_closed(result.raw(fold_rows.tolist()))
     rules_right = _choose_right(pairs, rules_take_closed)
     trained_right = _choose_right(pairs, trained_takes_closed)
     return ArbiterComparison(mode, rules_right[rows], trained_right[rows])
+
+
+def _hold_out(split: Split, rows: NDArray[np.int64]) -> Split:
+    """Return a split with these rows as test rows, and without them elsewhere."""
+    train = np.setdiff1d(split.train, rows)
+    dev = np.setdiff1d(split.dev, rows)
+    return Split(train, dev, np.setdiff1d(split.calibration, rows), test=rows)
 
 
 def take_closed(beliefs: FloatArray) -> BoolArray:
@@ -210,27 +221,44 @@ def fit_arbiter(
     is_auto = mode == AUTO_MODE
     if is_auto:
         mode = "lora" if options else "features"
-    function, folder = load_arbiter_fit_function(mode), Path(out)
+    function = load_arbiter_fit_function(mode)
     if not runs:
         raise BadSetting("fit arbiter needs labeled questions. Set `labels` to folders made by `knowgate label`.")
+    folder = Path(out)
     check_seed(seed)
     check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)  # before the training
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
         injected = {"seed": seed, "watch": watch or fit_function.ignore_progress}
-
-        def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
-            """Train an arbiter on pairs of answers. Each fold has its own work folder."""
-            work = checkpoint_folder(folder) if fold is None else checkpoint_folder(folder) / f"fold-{fold}"
-            # The fit function gets the arguments seed, watch and work only if it has parameters of these names.
-            arguments = fit_function.select_injected_arguments(function, {**injected, "work": work})
-            return cast(ArbiterResult, function(training_pairs, **arguments, **options))
-
+        train = functools.partial(_train, function, options, injected, checkpoint_folder(folder))
         result = _fit_better(pairs, mode, train, seed) if is_auto else train(pairs)
         save_arbiter(result, pairs, folder, command=command)
     delete_checkpoint(folder)
     return cast(fitted_arbiter.FittedArbiter, load_arbiter(str(folder)))
+
+
+def _train(
+    function: fit_function.FitFunction,
+    options: Mapping[str, Any],
+    injected: Mapping[str, Any],
+    work: Path,
+    pairs: AnswerPairs,
+    fold: int | None = None,
+) -> ArbiterResult:
+    """Train an arbiter on pairs of answers. Each fold has its own work folder.
+
+    Args:
+        function: The fit function of the arbiter.
+        options: Options of the user.
+        injected: Values for the parameters `seed` and `watch`, if the function has them.
+        work: Folder for checkpoints.
+        pairs: The training data.
+        fold: Number of the fold that the pairs leave out; None if they leave out none.
+    """
+    work_of_fold = work if fold is None else work / f"fold-{fold}"
+    arguments = fit_function.select_injected_arguments(function, {**injected, "work": work_of_fold})
+    return cast(ArbiterResult, function(pairs, **arguments, **options))
 
 
 def _fit_better(pairs: AnswerPairs, mode: str, train: FitPairs, seed: int) -> ArbiterResult:
@@ -257,27 +285,33 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
 
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
     """Calibrate a trained arbiter, measure it on the test split, and write its folder."""
-    right = {"closed": pairs.closed_right, "open": pairs.open_right}
-    differing = pairs.select_differing(pairs.split.calibration)
-    raw_calibration = None if result.is_calibrated else result.raw(differing.tolist())
-    raw_test = result.raw(pairs.split.test.tolist())
-    calibration: dict[str, dict[str, Any]] = {}
-    beliefs = np.empty((len(pairs.split.test), len(right)))
-    for column, side in enumerate(right):
-        calibration[side] = {"kind": "none"}
-        if raw_calibration is not None:
-            calibration[side] = fit_platt_scaling(raw_calibration[:, column], right[side][differing])
-        beliefs[:, column] = apply_calibration(raw_test[:, column], calibration[side])
-    metrics = _measure(beliefs, pairs)
+    calibrations = _fit_calibrations(result, pairs)
+    predictions = result.raw(pairs.split.test.tolist())
+    columns = []
+    for column, side in enumerate(arbiter_features.ANSWER_SIDES):
+        columns.append(apply_calibration(predictions[:, column], calibrations[side]))
+    metrics = _measure(np.stack(columns, axis=1), pairs)
     manifest = {
         **_build_manifest(result, pairs),
-        "calibration": calibration,
+        "calibration": calibrations,
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
     }
     seen_keys = list_seen_keys(pairs.table.questions, pairs.split, result.uses_test_split)
     files = {**result.files, SEEN_FILE: ("\n".join(seen_keys) + "\n").encode()}
     card = render_arbiter_card(manifest, command)
     write_artifact(out, manifest, result.tensors, card, files, artifact_format=fitted_arbiter.ARBITER_FORMAT)
+
+
+def _fit_calibrations(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, dict[str, Any]]:
+    """Fit the calibration of the probabilities of each side, 'closed' and 'open'."""
+    if result.is_calibrated:
+        return {side: {"kind": "none"} for side in arbiter_features.ANSWER_SIDES}
+    rows = pairs.select_differing(pairs.split.calibration)
+    predictions = result.raw(rows.tolist())
+    return {
+        "closed": fit_platt_scaling(predictions[:, 0], pairs.closed_right[rows]),
+        "open": fit_platt_scaling(predictions[:, 1], pairs.open_right[rows]),
+    }
 
 
 def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
@@ -345,23 +379,25 @@ def _build_manifest(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]
 
 def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
     """Render the model card, with training data, metrics and usage."""
-    rates = manifest["base_rates"]
-    reads = list(manifest["needs"])
-    if manifest["wants_passages"]:
-        reads.append("passages")
-    facts = [
-        *model_card.list_training_facts(manifest),
-        ("questions", ", ".join(f"{name} {count}" for name, count in manifest["split"].items())),
-        ("right", f"{rates['closed']:.0%} closed-book, {rates['open']:.0%} open-book"),
-        ("needs", ", ".join(reads) or "the two texts"),
-    ]
     parts = [
         f"# {manifest['arbiter']} arbiter for {escape_markdown(manifest['model']['name'])}",
         f"A knowgate arbiter, fitted {manifest['created']}. After retrieval it estimates how probably the closed-book "
         "and the open-book answer are right; the more probable one is given.",
         model_card.format_usage(arbiter="THIS_FOLDER", gate="GATE", docs="FOLDER"),
-        model_card.format_facts(facts),
+        model_card.format_facts(_list_arbiter_facts(manifest)),
         "## Measured on the held-out test split\n\n"
         + model_card.format_metrics(manifest["metrics"], ARBITER_METRIC_NAMES),
     ]
     return model_card.join_card(parts, manifest["notes"], command)
+
+
+def _list_arbiter_facts(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """List names and values of the card's table about training data and inputs."""
+    rates = manifest["base_rates"]
+    inputs = [*manifest["needs"], *(["passages"] if manifest["wants_passages"] else [])]
+    return [
+        *model_card.list_training_facts(manifest),
+        ("questions", ", ".join(f"{name} {count}" for name, count in manifest["split"].items())),
+        ("right", f"{rates['closed']:.0%} closed-book, {rates['open']:.0%} open-book"),
+        ("needs", ", ".join(inputs) or "the two texts"),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,9 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult
 from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.judges.answer_judge import make_answer_training
-from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
+from knowgate.training.judges.ensemble import FittedJudge, fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import JudgeSpec, TrainingExample
-from knowgate.training.judges.training_options import EnsembleFitOptions
+from knowgate.training.judges.training_options import EnsembleFitOptions, JudgeTrainingOptions
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
@@ -56,34 +57,40 @@ def fit_lora_arbiter(
     The judge predicts whether each answer is right.
     """
     _check_passages(pairs, options.passages)
-    rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
-    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
-    # Prompts may be longer if they contain passages.
-    training = replace(training, max_tokens=MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS)
-    texts = [pair.question.text for pair in pairs.answers]
-    encoder = PairEncoder(pairs, options.tokens, options.passages)
     spec = JudgeSpec(options.base or str(pairs.table.settings["model"]), ARBITER_LABELS, ARBITER_TEMPLATES)
-    members = plan_ensemble(pairs.split, training, options.seeds, options.folds, texts)
+    texts = [pair.question.text for pair in pairs.answers]
+    members = plan_ensemble(pairs.split, _make_training(options, seed), options.seeds, options.folds, texts)
+    encoder = PairEncoder(pairs, options.tokens, options.passages)
     fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        """Predict how probably the closed-book (column 0) and open-book answers are right."""
-        columns = []
-        for side in ARBITER_SIDES:
-            prompts = encoder.encode(fitted.judge, indices, side)
-            columns.append(fitted.predict_known(prompts, indices))
-        return np.stack(columns, axis=1)
-
     return ArbiterResult(
         "lora",
         {"tokens": options.tokens, "passages": options.passages, **fitted.options},
         frozenset(),
         wants_passages=options.passages > 0,
-        raw=raw,
+        raw=partial(_predict_right, fitted, encoder),
         notes=fitted.notes,
         files=fitted.files,
         uses_test_split=fitted.seen == frozenset(range(len(pairs.answers))),
     )
+
+
+def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
+    """Return the hyperparameters. Prompts may be longer if they contain passages."""
+    rate = options.learning_rate
+    if rate is None and not options.full:
+        rate = ARBITER_LEARNING_RATE
+    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
+    max_tokens = MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS
+    return replace(training, max_tokens=max_tokens)
+
+
+def _predict_right(fitted: FittedJudge, encoder: PairEncoder, indices: Sequence[int]) -> FloatArray:
+    """Predict how probably the closed-book (column 0) and open-book answers are right."""
+    columns = []
+    for side in ARBITER_SIDES:
+        prompts = encoder.encode(fitted.judge, indices, side)
+        columns.append(fitted.predict_known(prompts, indices))
+    return np.stack(columns, axis=1)
 
 
 def _check_passages(pairs: AnswerPairs, passages: int) -> None:

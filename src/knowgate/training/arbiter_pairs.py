@@ -103,21 +103,29 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
         BadInput: There are too few pairs, or too few right or wrong answers to learn from.
     """
     required_equal = {**examples.SHARED_SETTINGS, "retriever_fingerprint": examples.FIT_SEPARATELY_ADVICE}
-    table = load_label_table(runs, layers=(), required_equal=required_equal)
-    examples.check_texts(table)
+    every_row = load_label_table(runs, layers=(), required_equal=required_equal)
+    examples.check_texts(every_row)
+    table = _select_opened(every_row, runs)
+    answers = [get_answer_pair(row) for row in table.rows]
+    split = split_questions([pair.question.text for pair in answers], seed)
+    pairs = AnswerPairs(table, answers, split, {"not opened": len(every_row.rows) - len(answers)})
+    check_answer_pairs(pairs)
+    return pairs
+
+
+def _select_opened(table: LabelTable, runs: Sequence[Path]) -> LabelTable:
+    """Select the rows with a graded open-book answer.
+
+    Raises:
+        BadInput: There are none.
+    """
     indices = [i for i, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     if not indices:
         raise BadInput(
             f"no question in {', '.join(map(str, runs))} has an answer with passages, so an arbiter has nothing to "
             "choose between. Label with an index, or import both answers."
         )
-    left_out = {"not opened": len(table.rows) - len(indices)}
-    table = table.subset(indices)
-    answers = [get_answer_pair(row) for row in table.rows]
-    split = split_questions([pair.question.text for pair in answers], seed)
-    pairs = AnswerPairs(table, answers, split, left_out)
-    check_answer_pairs(pairs)
-    return pairs
+    return table.subset(indices)
 
 
 def check_answer_pairs(pairs: AnswerPairs) -> None:
@@ -132,8 +140,13 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
             f"fitting an arbiter needs at least {MIN_PAIRS} questions whose answers with and without passages differ, "
             f"but only {n_different} of {n_pairs} do. Label more questions."
         )
+    _check_grades("closed-book", pairs.closed_right, pairs)
+    _check_grades("open-book", pairs.open_right, pairs)
+
+
+def _check_grades(side: str, right: BoolArray, pairs: AnswerPairs) -> None:
+    """Raise BadInput if too few answers of a side are right, or too few are wrong."""
+    what = (f"right {side} answers", f"wrong {side} answers")
     train = pairs.select_differing(pairs.split.train)
-    for side, right in (("closed-book", pairs.closed_right), ("open-book", pairs.open_right)):
-        what = (f"right {side} answers", f"wrong {side} answers")
-        examples.require_both_classes(right, examples.MIN_ROWS_PER_CLASS, what, HARDER_ADVICE)
-        examples.require_both_classes(right[train], examples.MIN_TRAINING_QUESTIONS_PER_CLASS, what, HARDER_ADVICE)
+    examples.require_both_classes(right, examples.MIN_ROWS_PER_CLASS, what, HARDER_ADVICE)
+    examples.require_both_classes(right[train], examples.MIN_TRAINING_QUESTIONS_PER_CLASS, what, HARDER_ADVICE)

@@ -178,10 +178,10 @@ def fit_mlp(
     scaled_train = LabeledFeatures(_standardize(train.features, tensors), train.needed)
     scaled_dev = LabeledFeatures(_standardize(dev.features, tensors), dev.needed)
     stop = threading.Event()
+    train_member = functools.partial(_train_member, scaled_train, scaled_dev, stop=stop, by_accuracy=by_accuracy)
     with _open_worker_pool(len(seeds)) as pool:
         try:
-            work = functools.partial(_train_member, scaled_train, scaled_dev, stop=stop, by_accuracy=by_accuracy)
-            members = list(pool.map(work, seeds))
+            members = list(pool.map(train_member, seeds))
         finally:
             stop.set()  # After Ctrl-C, the other threads stop after their current batch.
     for number, layers in enumerate(members):
@@ -223,35 +223,19 @@ def _train_member(
     """
     import torch
 
-    n_rows = len(train.features)
     network = _Network(train.features.shape[1], seed)
-    batches = network.iterate_batches(n_rows)
-    full_epoch = math.ceil(n_rows / BATCH_SIZE)  # updates of a pass over all rows
-    # On large data, an epoch is cut to MAX_UPDATES updates, with a higher learning rate.
-    rate = LEARNING_RATE if full_epoch <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
-    updates = min(full_epoch, MAX_UPDATES)
-    optimizer = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
-    inputs, dev_inputs = torch.from_numpy(train.features), torch.from_numpy(dev.features)
-    classes = torch.from_numpy(train.needed.astype(np.int64))
-    # Both classes get the same total weight, however rare one of them is.
-    class_weights = n_rows / (2 * torch.bincount(classes, minlength=2).clamp(min=1))
-    weights = class_weights[classes]
+    updates = _iterate_updates(network, train)
+    epoch_length = min(_count_batches(train), MAX_UPDATES)
+    dev_inputs = torch.from_numpy(dev.features)
     best = network.copy_weights()
     best_score = -1.0
     epochs_without_gain = 0
     for _ in range(EPOCHS):
-        for rows in itertools.islice(batches, updates):
+        for _ in itertools.islice(updates, epoch_length):
             if stop.is_set():
                 return best
-            optimizer.zero_grad()
-            logits = network.compute_logits(inputs[rows], drop=True)
-            # The paper's code applies softmax before this loss, which applies it again. Here it is applied once.
-            losses = torch.nn.functional.cross_entropy(logits, classes[rows], reduction="none")
-            weighted_mean = (losses * weights[rows]).sum() / weights[rows].sum()
-            weighted_mean.backward()
-            optimizer.step()
         score = _score_epoch(network.compute_margins(dev_inputs), dev.needed, by_accuracy=by_accuracy)
-        if score is None:  # The epochs cannot be compared.
+        if score is None:  # The epochs cannot be compared, so the last one counts.
             best = network.copy_weights()
         elif score > best_score or (by_accuracy and score == best_score):
             best = network.copy_weights()
@@ -262,6 +246,34 @@ def _train_member(
         if epochs_without_gain >= PATIENCE:
             break
     return best
+
+
+def _count_batches(train: LabeledFeatures) -> int:
+    """Return the number of batches of one pass over all rows."""
+    return math.ceil(len(train.features) / BATCH_SIZE)
+
+
+def _iterate_updates(network: _Network, train: LabeledFeatures) -> Iterator[None]:
+    """Train a network forever, one update for each item."""
+    import torch
+
+    # On large data, epochs are cut to MAX_UPDATES updates, with a higher learning rate.
+    rate = LEARNING_RATE if _count_batches(train) <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
+    optimizer = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
+    inputs = torch.from_numpy(train.features)
+    classes = torch.from_numpy(train.needed.astype(np.int64))
+    # Both classes get the same total weight, however rare one of them is.
+    class_weights = len(classes) / (2 * torch.bincount(classes, minlength=2).clamp(min=1))
+    weights = class_weights[classes]
+    for rows in network.iterate_batches(len(classes)):
+        optimizer.zero_grad()
+        logits = network.compute_logits(inputs[rows], drop=True)
+        # The paper's code applies softmax before this loss, which applies it again. Here it is applied once.
+        losses = torch.nn.functional.cross_entropy(logits, classes[rows], reduction="none")
+        weighted_mean = (losses * weights[rows]).sum() / weights[rows].sum()
+        weighted_mean.backward()
+        optimizer.step()
+        yield
 
 
 def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy: bool) -> float | None:

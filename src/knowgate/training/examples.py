@@ -122,6 +122,15 @@ def load_examples(
     check_texts(table)
     chosen = _choose_target(table.rows, target)
     needed = np.array([_needs_retrieval(row, chosen) for row in table.rows], dtype=bool)
+    _check_classes(table, needed)
+    texts = [question.text for question in table.questions]
+    split = split_questions(texts, seed)
+    _check_distinct_questions([texts[index] for index in split.train], needed[split.train])
+    return Examples(table, needed, chosen, split)
+
+
+def _check_classes(table: LabelTable, needed: BoolArray) -> None:
+    """Raise BadInput if there are too few questions, or too few of one class."""
     if len(needed) < MIN_GRADED_ROWS:
         raise BadInput(
             f"fitting needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(needed)}. Label "
@@ -129,10 +138,6 @@ def load_examples(
         )
     problem = describe_useless_answers([row.closed.text for row in table.rows if row.closed])
     require_both_classes(needed, MIN_ROWS_PER_CLASS, NEED_CLASSES, problem or LABEL_MORE_ADVICE)
-    texts = [question.text for question in table.questions]
-    split = split_questions(texts, seed)
-    _check_distinct_questions([texts[index] for index in split.train], needed[split.train])
-    return Examples(table, needed, chosen, split)
 
 
 def _check_distinct_questions(texts: Sequence[str], needed: BoolArray) -> None:

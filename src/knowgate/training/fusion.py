@@ -106,18 +106,13 @@ def fit_fusion(
     """
     if cheap and early:
         raise BadSetting("cheap=True and early=True are mutually exclusive: use one. `early` uses the fewest signals.")
-    names = _select_features(examples, cheap, early)
-    positions = ("pre",) if early else ("pre", "post")
-    features = feature_matrix(names, examples.questions, examples.readings)
-    inputs = FusionInputs(names, features, positions, margins=margins or {})
-    classifiers.check_finite(inputs.features)
-    options = {"features": names, "probes": [], "cheap": cheap, "early": early}
+    inputs = replace(_collect_inputs(examples, cheap, early), margins=margins or {})
+    options = {"features": inputs.names, "probes": [], "cheap": cheap, "early": early}
     if text is None:
         text = not (examples.readings[0].hidden or early)
     if text:
         encoder = embedder or SentenceEmbedder()
-        embeddings = embed_drafts(encoder, examples.questions, examples.readings)
-        inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
+        inputs = replace(inputs, texts=_embed_texts(encoder, examples))
         options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
         options["wording"] = True
     heads = _fit_heads(examples, inputs)
@@ -125,13 +120,26 @@ def fit_fusion(
     options["probes"] = probes
     if examples.target == "gain":
         options["heads"] = list(GAIN_HEADS)
-    needs = _list_needed_signals(names, probes)
-    if text:
-        needs.add(Signal.DRAFT)
-    request = _build_request(names, probes, examples)
+    needs = _list_needed_signals(inputs, probes)
+    request = _build_request(inputs.names, probes, examples)
     tensors, notes = _merge_heads(heads)
-    raw = functools.partial(_compute_raw_needs, heads)
-    return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+    score_rows = functools.partial(_compute_raw_needs, heads)
+    return FitResult("fusion", options, frozenset(needs), request, tensors, score_rows, notes=notes)
+
+
+def _collect_inputs(examples: Examples, cheap: bool, early: bool) -> FusionInputs:
+    """Collect the recorded features that the options allow."""
+    names = _select_features(examples, cheap, early)
+    features = feature_matrix(names, examples.questions, examples.readings)
+    classifiers.check_finite(features)
+    positions = ("pre",) if early else ("pre", "post")  # a decision at the first token has no draft to read
+    return FusionInputs(names, features, positions)
+
+
+def _embed_texts(encoder: Embedder, examples: Examples) -> dict[str, Vector]:
+    """Turn questions and drafts into vectors, by the name of the signal."""
+    embeddings = embed_drafts(encoder, examples.questions, examples.readings)
+    return {TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)}
 
 
 def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) -> FloatArray:
@@ -306,40 +314,41 @@ def describe_contributions(head: FusionHead) -> list[str]:
 
     "without it" gives the AUROC change without the signal.
     """
-    names = head.names
-    needed = head.examples.needed
-    train = head.examples.split.train
-    dev = np.concatenate([head.examples.split.dev, head.examples.split.calibration])
-
-    def measure_auroc(columns: list[int]) -> float:
-        """Fit a regression on some signals, and return its AUROC on the dev questions."""
-        signals = head.signals[:, columns]
-        tensors = classifiers.fit_linear(signals[train], needed[train], strength=0.1)
-        return classifiers.auroc_or_half(needed[dev], apply_network(tensors, signals[dev]))
-
-    every = list(range(len(names)))
-    total = measure_auroc(every)
+    columns = range(len(head.names))
+    total = _measure_dev_auroc(head, columns)
     lines = [f"all signals: dev AUROC {total:.3f}"]
-    for index, name in enumerate(names):
-        others = [column for column in every if column != index]
-        without = measure_auroc(others) if others else 0.5
-        lines.append(f"{name}: alone {measure_auroc([index]):.3f}, without it {without - total:+.3f}")
-    cheap = [index for index, name in enumerate(names) if name not in COSTLY_FEATURES]
-    if cheap and len(cheap) < len(names):
-        cheap_auroc = measure_auroc(cheap)
+    for column, name in enumerate(head.names):
+        alone = _measure_dev_auroc(head, [column])
+        without = _measure_dev_auroc(head, [other for other in columns if other != column])
+        lines.append(f"{name}: alone {alone:.3f}, without it {without - total:+.3f}")
+    cheap = [column for column, name in enumerate(head.names) if name not in COSTLY_FEATURES]
+    if cheap and len(cheap) < len(columns):
+        cheap_auroc = _measure_dev_auroc(head, cheap)
         costly = ", ".join(COSTLY_FEATURES)
         lines.append(f"cheap fusion, without {costly}: {cheap_auroc:.3f} ({cheap_auroc - total:+.3f})")
     return lines
 
 
-def _list_needed_signals(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> set[Signal]:
-    """Return the signals that the model must provide to compute these features and probes."""
-    used = set(names)
+def _measure_dev_auroc(head: FusionHead, columns: Sequence[int]) -> float:
+    """Fit a regression on some of the signals, and measure it on held-out questions."""
+    if not columns:
+        return 0.5  # the AUROC of chance
+    split, needed = head.examples.split, head.examples.needed
+    dev = np.concatenate([split.dev, split.calibration])
+    signals = head.signals[:, list(columns)]
+    tensors = classifiers.fit_linear(signals[split.train], needed[split.train], strength=0.1)
+    return classifiers.auroc_or_half(needed[dev], apply_network(tensors, signals[dev]))
+
+
+def _list_needed_signals(inputs: FusionInputs, probes: Sequence[dict[str, Any]]) -> set[Signal]:
+    """Return the signals that the model must provide to compute these inputs and probes."""
+    used = set(inputs.names)
     conditions = {
         Signal.LOGPROBS: bool(used & TOKEN_FEATURES),
         Signal.HIDDEN: bool(probes or used & DISPERSION_FEATURES),
         Signal.LABELS: "self_assessment" in used,
         Signal.SAMPLES: bool(used & (SAMPLE_FEATURES | DISPERSION_FEATURES)),
+        Signal.DRAFT: bool(inputs.texts),
     }
     return {signal for signal, is_needed in conditions.items() if is_needed}
 
@@ -352,24 +361,29 @@ def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examp
         probes: Layer and position of each probe of hidden states.
         examples: The label rows, whose settings are used.
     """
-    settings, dispersion = examples.settings, DISPERSION_FEATURES & set(names)
+    settings = examples.settings
     max_tokens = int(settings.get("max_tokens", DRAFT_TOKENS))
-    samples = []  # number of sampled answers that each kind of feature needs
-    if SAMPLE_FEATURES & set(names):
-        samples.append(int(settings["samples"]))
-    if dispersion:
-        samples.append(SEAKR_SAMPLES)
-    return SignalRequest(
-        draft_tokens=1 if set(names) <= set(FIRST_TOKEN_FEATURES) else max_tokens,
+    reads_first_token_only = set(names) <= set(FIRST_TOKEN_FEATURES)
+    request = SignalRequest(
+        draft_tokens=1 if reads_first_token_only else max_tokens,
         layers=tuple(sorted({probe["layer"] for probe in probes})),
         after_draft=any(probe["position"] == "post" for probe in probes),
-        samples=max(samples, default=0),
         sample_tokens=max_tokens,
-        sampling=_read_sampling(settings) if samples else Sampling(),
-        seed=0 if samples else None,  # A fixed seed, so that a question always gets the same score.
-        sample_layer=settings["seakr_layer"] if dispersion else None,
-        sample_end=SEAKR_END in names,
     )
+    n_samples = _count_samples(names, settings)
+    if n_samples:
+        # A fixed seed, so that a question always gets the same score.
+        request = replace(request, samples=n_samples, sampling=_read_sampling(settings), seed=0)
+    if DISPERSION_FEATURES & set(names):
+        request = replace(request, sample_layer=settings["seakr_layer"], sample_end=SEAKR_END in names)
+    return request
+
+
+def _count_samples(names: Sequence[str], settings: Mapping[str, Any]) -> int:
+    """Return the number of sampled answers that the features need."""
+    n_for_agreement = int(settings["samples"]) if SAMPLE_FEATURES & set(names) else 0
+    n_for_dispersion = SEAKR_SAMPLES if DISPERSION_FEATURES & set(names) else 0
+    return max(n_for_agreement, n_for_dispersion)
 
 
 def _read_sampling(settings: Mapping[str, Any]) -> Sampling:

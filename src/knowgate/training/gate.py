@@ -90,12 +90,7 @@ def fit(
         >>> gate = fit("fusion", "runs/train", out="my-gate", cheap=True)  # doctest: +SKIP
     """
     function, folder = load_fit_function(name), Path(out)
-    if not runs:
-        raise BadSetting(f"fit {name} needs labeled questions. Set `labels` to folders made by `knowgate label`.")
-    if options.max_loss is not None and options.threshold is not None:
-        raise BadSetting(
-            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
-        )
+    _check_arguments(name, runs, options)
     fit_function.check_fit_options(name, function, gate_options)
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     with require_extra(f"fitting {name}", EXTRA):
@@ -110,6 +105,16 @@ def fit(
         save_fitted(result, examples, folder, command=command, **save_options)
     delete_checkpoint(folder)
     return load_fitted_gate(str(folder))
+
+
+def _check_arguments(name: str, runs: RunsLike, options: FitOptions) -> None:
+    """Raise BadSetting if there are no label runs, or if options exclude each other."""
+    if not runs:
+        raise BadSetting(f"fit {name} needs labeled questions. Set `labels` to folders made by `knowgate label`.")
+    if options.max_loss is not None and options.threshold is not None:
+        raise BadSetting(
+            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
+        )
 
 
 def list_fittable_gates() -> list[str]:

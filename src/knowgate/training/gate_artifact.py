@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.chart import GRAY, Axis, ChartFrame, ChartPoint, Curve, render_line_chart
 from knowgate.core.display import escape_markdown
@@ -75,19 +76,14 @@ def save_fitted(
     Returns:
         The manifest, without the checksums that are added when it is written.
     """
-    split = examples.split
-    needed = examples.needed
-    calibration = fit_platt_scaling(result.raw(split.calibration.tolist()), needed[split.calibration])
-    needs = np.empty(0)  # need for retrieval of each test question
-    if len(split.test):
-        needs = apply_calibration(result.raw(split.test.tolist()), calibration)
-    metrics = estimate_quality(needed[split.test], needs)
+    calibration_rows = examples.split.calibration
+    calibration = fit_platt_scaling(result.raw(calibration_rows.tolist()), examples.needed[calibration_rows])
+    needs = _score_test_questions(result, examples, calibration)
+    metrics = estimate_quality(examples.needed[examples.split.test], needs)
     default = _choose_default_threshold(result, examples, calibration, max_loss)
     if threshold is None:
         threshold = default.threshold
         result = replace(result, notes=[*result.notes, *default.notes])
-    stored_layers = result.request.layers if keep_questions else ()
-    reference = drift.build_reference_files(examples.questions, examples.readings, stored_layers)
     manifest = {
         **build_gate_manifest(result, examples),
         "distance": drift.choose_distance_source(result.request.layers),
@@ -95,17 +91,39 @@ def save_fitted(
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
         "threshold": threshold,
         "calibrated": default.is_calibrated,
-        **_count_test_answers(examples, needs, threshold),
-        "test_rate": float(needed[split.test].mean()) if len(split.test) else None,
-        **_measure_by_run(examples, needs),
-        **({"reference": True} if reference else {}),
+        **_measure_test_answers(examples, needs, threshold),
     }
-    seen_keys = list_seen_keys(examples.questions, split, result.uses_test_split)
-    curve = draw_roc_curve(needed[split.test], needs).encode()
-    files = {**result.files, **reference, SEEN_FILE: ("\n".join(seen_keys) + "\n").encode(), "curve.svg": curve}
+    stored_layers = result.request.layers if keep_questions else ()
+    reference_files = drift.build_reference_files(examples.questions, examples.readings, stored_layers)
+    if reference_files:
+        manifest["reference"] = True
+    files = {**result.files, **reference_files, **_make_evaluation_files(result, examples, needs)}
     tensors = {**result.tensors, **_fit_distance(manifest["distance"], examples)}
     write_artifact(out, manifest, tensors, render_gate_card(manifest, command), files)
     return manifest
+
+
+def _score_test_questions(result: FitResult, examples: Examples, calibration: Mapping[str, Any]) -> FloatArray:
+    """Return the calibrated need for retrieval of each test question."""
+    test = examples.split.test.tolist()
+    return apply_calibration(result.raw(test), calibration) if test else np.empty(0)
+
+
+def _measure_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
+    """Measure the answers to the test questions, as fields of the manifest."""
+    needed = examples.needed[examples.split.test]
+    return {
+        **_count_test_answers(examples, needs, threshold),
+        "test_rate": float(needed.mean()) if len(needed) else None,
+        **_measure_by_run(examples, needs),
+    }
+
+
+def _make_evaluation_files(result: FitResult, examples: Examples, needs: FloatArray) -> dict[str, bytes]:
+    """Make the list of seen questions and the ROC curve, by file name."""
+    seen_keys = list_seen_keys(examples.questions, examples.split, result.uses_test_split)
+    curve = draw_roc_curve(examples.needed[examples.split.test], needs)
+    return {SEEN_FILE: ("\n".join(seen_keys) + "\n").encode(), "curve.svg": curve.encode()}
 
 
 def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]:
@@ -230,15 +248,14 @@ def _choose_default_threshold(
         calibration: Calibration of the gate's scores.
         max_loss: Share of right answers that the threshold may lose; None for the default.
     """
-    split, table = examples.split, examples.table
-    rows = np.concatenate([split.dev, split.calibration, split.test])
-    # The benefit of a row is None if it has no graded open-book answer.
-    rows = np.array([row for row in rows.tolist() if examples.rows[row].benefit is not None], dtype=np.int64)
+    rows = _list_held_out_rows(examples)
     if not len(rows):
         return DefaultThreshold(0.5, [NOT_CALIBRATED_NOTE], is_calibrated=False)
     limits = _make_limits(max_loss)
     needs = apply_calibration(result.raw(rows.tolist()), calibration)
-    outcomes = threshold_choice.GateOutcomes(needs, table.closed_right[rows], table.always_right[rows])
+    outcomes = threshold_choice.GateOutcomes(
+        needs, examples.table.closed_right[rows], examples.table.always_right[rows]
+    )
     threshold = threshold_choice.choose_safe(outcomes, limits)
     if threshold == ALWAYS_RETRIEVE:
         share = len(rows) / len(examples.rows)
@@ -247,6 +264,14 @@ def _choose_default_threshold(
     if threshold == threshold_choice.NEVER_RETRIEVE:
         notes.append(NEVER_RETRIEVES_NOTE)
     return DefaultThreshold(threshold, notes)
+
+
+def _list_held_out_rows(examples: Examples) -> NDArray[np.int64]:
+    """List the rows outside the train split that have both answers graded."""
+    split = examples.split
+    rows = np.concatenate([split.dev, split.calibration, split.test])
+    # The benefit of a row is None if it has no graded open-book answer.
+    return np.array([row for row in rows.tolist() if examples.rows[row].benefit is not None], dtype=np.int64)
 
 
 def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
@@ -315,19 +340,11 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
     Returns:
         The warning in one or two sentences; '' if the gate is not worse.
     """
+    warning = _compare_with_constant_policies(manifest.get("test_counts"))
+    if warning:
+        return warning
     accuracy = manifest["metrics"].get("accuracy", {}).get("value")
     majority = majority_accuracy(manifest)
-    counts = manifest.get("test_counts")
-    if counts and counts["right"] < counts["right_never"] and counts["retrieved"]:
-        return (
-            f"On the {counts['n']} held-out questions it is worse than never retrieving: {counts['right']} right answers "
-            f"instead of {counts['right_never']}."
-        )
-    if counts and counts["right_always"] - counts["right"] > counts["n"] * threshold_choice.SafetyLimits().loss_bound:
-        return (
-            f"On the {counts['n']} held-out questions it is worse than always retrieving: {counts['right']} right "
-            f"answers instead of {counts['right_always']}."
-        )
     if accuracy is not None and accuracy < majority:
         return (
             f"On the held-out questions, retrieving above a need of 0.5 is right for {accuracy:.1%}. Always choosing "
@@ -336,47 +353,75 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
     return ""
 
 
-# --- card -----------------------------------------------------------------------------------------
+def _compare_with_constant_policies(counts: Mapping[str, int] | None) -> str:
+    """Warn if a gate gives fewer right answers than never or always retrieving.
+
+    `counts` is the field `test_counts` of the manifest, or None.
+    """
+    if not counts:
+        return ""
+    lost = counts["right_always"] - counts["right"]
+    if counts["right"] < counts["right_never"] and counts["retrieved"]:
+        policy, n_right = "never", counts["right_never"]
+    elif lost > counts["n"] * threshold_choice.SafetyLimits().loss_bound:
+        policy, n_right = "always", counts["right_always"]
+    else:
+        return ""
+    return (
+        f"On the {counts['n']} held-out questions it is worse than {policy} retrieving: {counts['right']} right answers "
+        f"instead of {n_right}."
+    )
 
 
 def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
     """Render the model card, with training data, metrics and usage."""
     model = escape_markdown(manifest["model"]["name"])
-    is_constant = manifest["gate"] == CONSTANT_GATE
-    meaning = f"Its need is a calibrated probability that {TARGET_MEANINGS[manifest['target']]}."
-    if is_constant:
-        meaning = "It decides the same for every question, whatever its text."
-    parts = [f"# {manifest['gate']} gate for {model}", f"A knowgate gate, fitted {manifest['created']}. {meaning}"]
+    parts = [
+        f"# {manifest['gate']} gate for {model}",
+        f"A knowgate gate, fitted {manifest['created']}. {_explain_need(manifest)}",
+    ]
     synthetic = describe_synthetic(manifest.get("synthetic", 0), sum(manifest["split"].values()))
     if synthetic:
         parts.append(f"**{synthetic}**")
     parts.append(model_card.format_usage(gate="THIS_FOLDER", model=model, docs="FOLDER"))
     parts.append(_format_gate_facts(manifest))
-    if not is_constant:
-        majority = majority_accuracy(manifest)
-        extra_rows = {"accuracy": f"| the same if every question gets the more frequent class | {majority:.3f} | |"}
-        metrics = model_card.format_metrics(manifest["metrics"], METRIC_NAMES, extra_rows)
-        parts.append(f"## Measured on the held-out test split\n\n{metrics}")
-        parts.append("![ROC curve on the test split](curve.svg)")
+    if manifest["gate"] != CONSTANT_GATE:
+        parts += _format_test_results(manifest)
     return model_card.join_card(parts, manifest["notes"], command)
+
+
+def _explain_need(manifest: Mapping[str, Any]) -> str:
+    """Explain in a sentence what the need of a gate means."""
+    if manifest["gate"] == CONSTANT_GATE:
+        return "It decides the same for every question, whatever its text."
+    return f"Its need is a calibrated probability that {TARGET_MEANINGS[manifest['target']]}."
+
+
+def _format_test_results(manifest: Mapping[str, Any]) -> list[str]:
+    """Format the metrics on the test split and the ROC curve, as parts of the card."""
+    majority = majority_accuracy(manifest)
+    extra_rows = {"accuracy": f"| the same if every question gets the more frequent class | {majority:.3f} | |"}
+    metrics = model_card.format_metrics(manifest["metrics"], METRIC_NAMES, extra_rows)
+    heading = "## Measured on the held-out test split"
+    return [f"{heading}\n\n{metrics}", "![ROC curve on the test split](curve.svg)"]
 
 
 def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
     """Format the table of the model card about training data and decisions."""
     sizes = ", ".join(f"{name} {count}" for name, count in manifest["split"].items())
-    options = {key: value for key, value in manifest["options"].items() if not isinstance(value, list)}
-    is_constant = manifest["gate"] == CONSTANT_GATE
-    return model_card.format_facts(
-        [
-            *model_card.list_training_facts(manifest),
-            ("questions", f"{sizes}; {manifest['base_rate']:.0%} of them need retrieval"),
-            ("needs", ", ".join(manifest["needs"]) or "no signals of the LLM"),
-            ("options", ", ".join(f"{key} {value}" for key, value in options.items())),
-            ("calibration", "" if is_constant else manifest["calibration"]["kind"]),
-            ("retrieves, as fitted", "" if is_constant else describe_retrieval_rule(float(manifest["threshold"]))),
-            ("stored with it", "ten questions with their hidden states" if manifest.get("reference") else ""),
-        ]
-    )
+    options = [f"{key} {value}" for key, value in manifest["options"].items() if not isinstance(value, list)]
+    facts = [
+        *model_card.list_training_facts(manifest),
+        ("questions", f"{sizes}; {manifest['base_rate']:.0%} of them need retrieval"),
+        ("needs", ", ".join(manifest["needs"]) or "no signals of the LLM"),
+        ("options", ", ".join(options)),
+    ]
+    if manifest["gate"] != CONSTANT_GATE:
+        facts.append(("calibration", manifest["calibration"]["kind"]))
+        facts.append(("retrieves, as fitted", describe_retrieval_rule(float(manifest["threshold"]))))
+    if manifest.get("reference"):
+        facts.append(("stored with it", "ten questions with their hidden states"))
+    return model_card.format_facts(facts)
 
 
 def majority_accuracy(manifest: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import model_validator
 
@@ -165,22 +165,28 @@ def measure_preferences(
     """
     is_remote = is_remote_runner(options.runner)
     several: Iterable[RunLike] = [runs] if isinstance(runs, RunLike) else runs
-    folders = [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
-    questions = _collect_questions(folders, options)
-    llm = _load_labeled_model(folders, model)
+    run_folders = [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
+    questions = _collect_questions(run_folders, options)
+    llm = _load_labeled_model(run_folders, model)
     # Other machines load the model by its name.
-    model_name = require_name("model", model or folders[0].settings()["model"]) if is_remote else None
+    model_name = require_name("model", model or run_folders[0].settings()["model"]) if is_remote else None
     spec = PreferenceJobSpec(model_name or "", prompts or AnswerPrompts(), options.replace(runner=None))
-    labeler = spec.create_labeler(llm, load_retriever(options.index) if options.index else None)
-    runner: Runner = PREFERENCE_RUNNER
-    if is_remote:
-        runner = create_ray_runner(options.runner, spec, labeler.make_failed_rows, labeler.identity)
-    elif options.runner is not None and not isinstance(options.runner, str):
-        runner = options.runner
-    data = options.data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
+    retriever = load_retriever(options.index) if options.index else None
+    labeler = spec.create_labeler(llm, retriever)
+    runner = _create_runner(options.runner, spec, labeler)
+    data = options.data or ", ".join(str(run.settings().get("data", run.path.name)) for run in run_folders)
     folder = PreferenceFolder(Path(out))
     with connect_early(runner, folder.path):
         return run_preferences(folder, questions, labeler, data=data, runner=runner, on_progress=on_progress)
+
+
+def _create_runner(runner: Any, spec: PreferenceJobSpec, labeler: passage_effects.PreferenceLabeler) -> Runner:
+    """Create the runner that the option `runner` names. A runner object is used as it is."""
+    if is_remote_runner(runner):
+        return create_ray_runner(runner, spec, labeler.make_failed_rows, labeler.identity)
+    if runner is None or isinstance(runner, str):
+        return PREFERENCE_RUNNER
+    return cast(Runner, runner)
 
 
 def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions) -> list[Question]:
@@ -255,7 +261,7 @@ def run_preferences(
         folder.start(describe_preference_run(labeler, questions, data), describe_environment())
         progress = PreferenceProgress(len(questions))
         done: set[str] = set()
-        for row in folder.rows():
+        for row in folder.rows():  # of an interrupted run
             progress = progress.add([row], is_fresh=False)
             done.add(row.id)
         on_progress(progress)
@@ -269,12 +275,18 @@ def run_preferences(
                 on_progress(progress)
         finally:
             folder.update(totals=asdict(progress))
-        with atomic_file(folder.path / PAIRS_FILE) as file:  # the pairs in the format of the CBDR paper's code
-            for row in folder.rows():
-                if row.is_kept:
-                    file.write(f"{json.dumps(to_cbdr_record(row), ensure_ascii=False)}\n".encode())
+        _write_pairs(folder)
     _check_useful(progress, labeler)
     return progress
+
+
+def _write_pairs(folder: PreferenceFolder) -> None:
+    """Write the kept rows in the format of the CBDR paper's code."""
+    with atomic_file(folder.path / PAIRS_FILE) as file:
+        for row in folder.rows():
+            if row.is_kept:
+                record = json.dumps(to_cbdr_record(row), ensure_ascii=False)
+                file.write(f"{record}\n".encode())
 
 
 def describe_preference_run(
@@ -302,12 +314,16 @@ def describe_preference_run(
     }
     if labeler.cut is not None:  # left out otherwise, so that folders of older versions can continue
         settings["cut_to"] = labeler.cut
+    return settings | _describe_source(source)
+
+
+def _describe_source(source: passage_effects.EffectSource) -> dict[str, Any]:
+    """Return the settings of a source: its probe or its grader, if it has one."""
     if isinstance(source, passage_effects.ConfidenceSource):
         artifact = source.gate.artifact
-        settings["probe"] = {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}
-    if isinstance(source, passage_effects.BenefitSource):
-        settings["grader"] = source.grader.name
-    return settings
+        probe = {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}
+        return {"probe": probe}
+    return {"grader": source.grader.name} if isinstance(source, passage_effects.BenefitSource) else {}
 
 
 def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProgress) -> None:

@@ -52,15 +52,16 @@ def fit_probe(
         tensors = classifiers.fit_mlp(train, dev, by_accuracy=balanced)
     else:
         tensors = classifiers.tune_linear(train, dev).tensors
-    raw = classifiers.make_scorer(tensors, features)
-    reads_draft = position == "post"
-    request = SignalRequest(layers=(number,), draft_tokens=DRAFT_TOKENS if reads_draft else 0, after_draft=reads_draft)
+    score_rows = classifiers.make_scorer(tensors, features)
     options: dict[str, Any] = {"layer": number, "position": position, "kind": kind}
     notes = []
     if balanced:
         options["balanced"] = True
-        notes = describe_balance(training_examples, raw)
-    return FitResult("probe", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
+        notes = describe_balance(training_examples, score_rows)
+    request = SignalRequest(layers=(number,))
+    if position == "post":
+        request = replace(request, draft_tokens=DRAFT_TOKENS, after_draft=True)
+    return FitResult("probe", options, frozenset({Signal.HIDDEN}), request, tensors, score_rows, notes)
 
 
 def predict_out_of_fold(rows: classifiers.LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
@@ -121,21 +122,17 @@ def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, see
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
-def describe_balance(examples: Examples, raw: Callable[[Sequence[int]], FloatArray]) -> list[str]:
+def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], FloatArray]) -> list[str]:
     """Return notes for the model card of a balanced probe.
 
     Balanced means: trained on as many known as unknown questions.
 
     Args:
         examples: The balanced examples.
-        raw: Returns the raw scores of the questions with the given indices.
+        score_rows: Returns the raw scores of the questions with the given indices.
     """
     counts = {name: len(getattr(examples.split, name)) // 2 for name in BALANCED_SIZES}
-    sizes = ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
-    notes = [f"balanced: {sizes}"]
-    short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
-    if short:
-        notes[0] += f"; the runs are too small for the paper's {', '.join(short)}"
+    notes = [_describe_sizes(counts)]
     if counts["train"] < MIN_KNOWN_ROWS:
         notes.append(
             f"only {counts['train']} training questions of each class: below {MIN_KNOWN_ROWS} the raw confidence shows "
@@ -145,10 +142,17 @@ def describe_balance(examples: Examples, raw: Callable[[Sequence[int]], FloatArr
         log.warning("the balanced probe has %s", notes[-1])
     test = examples.split.test
     if len(test):
-        predicted = raw(test.tolist()) > 0.5
+        predicted = score_rows(test.tolist()) > 0.5
         accuracy = float((predicted == examples.needed[test]).mean())
         notes.append(f"its raw verdict is right for {accuracy:.1%} of the balanced test questions (majority 50.0%)")
     return notes
+
+
+def _describe_sizes(counts: Mapping[str, int]) -> str:
+    """Describe the number of questions of each class, and where the paper has more."""
+    note = "balanced: " + ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
+    short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
+    return f"{note}; the runs are too small for the paper's {', '.join(short)}" if short else note
 
 
 # --- layers ---------------------------------------------------------------------------------------

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from knowgate.core.files import link_or_copy
 from knowgate.core.text import join_tokens
 from knowgate.data.preferences import Preference, compute_rank_metrics, deduplicate_passages
 from knowgate.data.splits import fingerprint_text, mark_held_out
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, ModelError, WeightsError, require_extra
 from knowgate.labels.grading import list_gold_answers
+from knowgate.models import embedded_weights
 from knowgate.retrieval.passages import format_passage
-from knowgate.retrieval.rerankers.cross_encoder import EMPTY_QUESTION, CrossEncoderReranker
+from knowgate.retrieval.rerankers.cross_encoder import (
+    EMPTY_QUESTION,
+    RERANKER_SUFFIXES,
+    CrossEncoderReranker,
+    check_reranker_files,
+)
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.reranker_trainer import (
-    MINILM,
+    PASSAGE_TOKENS,
+    QUERY_TOKENS,
     RankingGroup,
     RerankerTrainingOptions,
     TrainingLog,
     WeightSelector,
-    open_cross_encoder,
     train_groups,
 )
 from knowgate.types import Passage, Question, Retriever
 
+MINILM = "minilm"
+MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+MAX_SPECIAL_TOKENS = 4  # around a pair
 RELEVANCE_TRAINING = RerankerTrainingOptions(batch=16, rate=5e-5, epochs=2)
 RELEVANCE_CANDIDATES = 20  # passages to search for, per question
 MAX_NEGATIVES = 7
@@ -107,7 +120,7 @@ def fit_reranker(
     model = open_cross_encoder(base, seed=training.seed)
     if relevance is None and (base == MINILM or training.relevance_mix):
         relevance = make_relevance_groups(extract_preference_questions(train_rows))
-    relevance_log = unaligned = None
+    relevance_log = unaligned = None  # both stay None if relevance is not trained first
     if relevance is not None and (base == MINILM or not training.relevance_mix):
         relevance_log = train_groups(model, relevance, RELEVANCE_TRAINING, "relevance", watch)
         unaligned = copy.deepcopy(model)
@@ -245,17 +258,24 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
     for question, pool in zip(questions, pools, strict=True):
         answers = [text for text in map(join_tokens, list_gold_answers(question)) if text.strip()]
         positives = [passage for passage in pool if contains_answer(passage, answers)]
-        if not positives:
-            continue
-        negatives = [passage for passage in pool if not contains_answer(passage, answers)][:MAX_NEGATIVES]
-        missing = MAX_NEGATIVES - len(negatives)
-        if missing > 0:
-            indices = rng.integers(0, len(every_passage), 3 * missing)
-            drawn = deduplicate_passages([every_passage[index] for index in indices.tolist()])
-            negatives += [passage for passage in drawn if not contains_answer(passage, answers)][:missing]
-        if negatives:
-            groups.append(_make_group(question.text, positives[:MAX_POSITIVES], negatives))
+        if positives:
+            negatives = _choose_negatives(pool, every_passage, answers, rng)
+            if negatives:
+                groups.append(_make_group(question.text, positives[:MAX_POSITIVES], negatives))
     return groups
+
+
+def _choose_negatives(
+    pool: Sequence[Passage], every_passage: Sequence[Passage], answers: Sequence[str], rng: np.random.Generator
+) -> list[Passage]:
+    """Choose passages without an answer, if possible from the question's own pool."""
+    negatives = [passage for passage in pool if not contains_answer(passage, answers)][:MAX_NEGATIVES]
+    n_missing = MAX_NEGATIVES - len(negatives)
+    if n_missing > 0:
+        indices = rng.integers(0, len(every_passage), 3 * n_missing)
+        drawn = deduplicate_passages([every_passage[index] for index in indices.tolist()])
+        negatives += [passage for passage in drawn if not contains_answer(passage, answers)][:n_missing]
+    return negatives
 
 
 def contains_answer(passage: Passage, answers: Sequence[str]) -> bool:
@@ -285,3 +305,90 @@ def extract_preference_questions(rows: Iterable[Preference]) -> list[Question]:
             contexts = tuple(candidate.passage for candidate in row.candidates)
             questions.append(Question(row.question, row.id, row.answers, contexts=contexts))
     return questions
+
+
+# --- cross-encoders -------------------------------------------------------------------------------
+
+
+def open_cross_encoder(spec: str, *, seed: int = 0) -> Any:
+    """Open a sentence-transformers CrossEncoder with the paper's input lengths.
+
+    Args:
+        spec: "minilm" for the packaged encoder with a new head, a folder, or a hub name (owner/model).
+        seed: Seed of the new head.
+    """
+    if spec == MINILM:
+        return _open_minilm(seed)
+    if not Path(spec).is_dir() and "/" not in spec:
+        raise WeightsError(f"base='{spec}' was not found. Give a folder, a hub name (owner/model) or '{MINILM}'.")
+    return _limit_input(_load_cross_encoder(spec, spec))
+
+
+def _open_minilm(seed: int) -> Any:
+    """Open MiniLM as a cross-encoder with a random output layer. It cannot rank before training."""
+    import torch
+
+    source = embedded_weights.fetch_weights(MINILM)
+    with tempfile.TemporaryDirectory() as scratch:
+        # The folder is a sentence embedder's; without its modules.json it is a plain encoder.
+        for name in MINILM_FILES:
+            link_or_copy(source / name, Path(scratch) / name)
+        torch.manual_seed(seed)
+        return _limit_input(_load_cross_encoder(scratch, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
+
+
+def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
+    """Load a cross-encoder of sentence-transformers that gives one score per pair.
+
+    Args:
+        path: Folder or hub name.
+        name: What error messages call it.
+        **options: Further arguments of `CrossEncoder`.
+    """
+    with require_extra("a cross-encoder", "train"):
+        from sentence_transformers import CrossEncoder
+    is_folder = Path(path).is_dir()
+    if is_folder:
+        check_reranker_files(path)
+    try:
+        with _silence_transformers():
+            safe = {"use_safetensors": True}
+            model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=safe, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise WeightsError(
+            f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."
+        ) from error
+    if model.num_labels != 1:
+        raise ModelError(
+            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another one."
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _silence_transformers() -> Iterator[None]:
+    """Hide the warnings of transformers, which would list the weights of a new head."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _limit_input(model: Any) -> Any:
+    """Limit the input to the paper's 128 + 512 tokens, or to the model's maximum."""
+    longest = QUERY_TOKENS + PASSAGE_TOKENS + MAX_SPECIAL_TOKENS
+    model.max_seq_length = min(model.max_seq_length or longest, longest)
+    return model
+
+
+def save_cross_encoder(model: Any, folder: Path) -> None:
+    """Save config, tokenizer and weights. Files of other types are deleted."""
+    model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix not in RERANKER_SUFFIXES:
+            path.unlink()

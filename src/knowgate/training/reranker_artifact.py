@@ -15,8 +15,8 @@ from knowgate.data.preferences import RANK_METRIC_NAMES
 from knowgate.retrieval.rerankers import cross_encoder
 from knowgate.stats.bootstrap import Estimate, estimate_mean
 from knowgate.training.model_card import format_facts, format_usage, join_card
-from knowgate.training.reranker import AlignedReranker, RelevanceReranker
-from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog, save_cross_encoder
+from knowgate.training.reranker import AlignedReranker, RelevanceReranker, save_cross_encoder
+from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
 
 RELEVANCE_MANIFEST = "relevance.json"  # of a base that was trained on relevance only
 # Settings of the preferences that say what a reranker is aligned to.

@@ -6,20 +6,16 @@ only the question's own.
 
 from __future__ import annotations
 
+import functools
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knowgate.core.files import link_or_copy
-from knowgate.errors import BadInput, ModelError, WeightsError, require_extra
-from knowgate.models import embedded_weights
-from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
+from knowgate.errors import BadInput, ModelError, require_extra
 from knowgate.training.fit_function import FitProgress, FitProgressCallback
 
 if TYPE_CHECKING:
@@ -74,9 +70,6 @@ def _score_pairs(model: Any, pairs: list[tuple[str, str]]) -> torch.Tensor:
 
 QUERY_TOKENS, PASSAGE_TOKENS = 128, 512  # CBDR 4.1.5, as are the rate, the weight decay and the single epoch
 MAX_GRADIENT_NORM = 1.0
-MINILM = "minilm"
-MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
-MAX_SPECIAL_TOKENS = 4  # around a pair
 TOKENIZER_BATCH = 1_000  # texts tokenized at once
 
 
@@ -116,6 +109,16 @@ class RerankerTrainingOptions:
     seed: int = 0
     relevance_mix: float = 0.0
     checks: int = 6
+
+    def count_updates(self, n_groups: int) -> int:
+        """Return the number of updates of a training on this many groups."""
+        return self.epochs * math.ceil(n_groups / self.batch)
+
+    def is_check_due(self, update: int, n_groups: int) -> bool:
+        """Return whether to rank the dev questions after this update."""
+        updates = self.count_updates(n_groups)
+        interval = math.ceil(updates / max(1, self.checks))
+        return update % interval == 0 or update == updates
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,9 @@ class WeightSelector:
 
     def check(self, update: int) -> None:
         """Measure the current weights, and copy them if they are the best so far."""
+        self.model.eval()
         value = self.measure()
+        self.model.train()
         self._history.append((update, value))
         if value > self._best_trained:
             self._best_trained = value
@@ -260,32 +265,37 @@ def train_groups(
     with require_extra("training a reranker", "train"):
         import torch
     short_groups, cut = truncate_groups(model, groups)
-    updates = training.epochs * math.ceil(len(groups) / training.batch)
-    make_update = _create_optimizer(model, training, updates)
-    interval = math.ceil(updates / max(1, training.checks))
     losses: list[float] = []
-    done = 0
-    total = len(groups) * training.epochs
+    n_done = 0
     start = time.perf_counter()
     torch.manual_seed(training.seed)
     model.train()
     try:
-        for batch in shuffle_batches(short_groups, training):
-            with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
-                loss = compute_batch_loss(model, batch, training.temperature)
-            make_update(loss)
-            losses.append(float(loss.detach()))
-            done += len(batch)
-            words = f"{done / (time.perf_counter() - start):.1f} questions/s, loss {losses[-1]:.3f}"
-            watch(FitProgress(done, total, "questions", stage, words))
-            if selector is not None and (len(losses) % interval == 0 or len(losses) == updates):
-                model.eval()
+        for batch_size, loss in _train_batches(model, short_groups, training):
+            losses.append(loss)
+            n_done += batch_size
+            words = f"{n_done / (time.perf_counter() - start):.1f} questions/s, loss {loss:.3f}"
+            watch(FitProgress(n_done, len(groups) * training.epochs, "questions", stage, words))
+            if selector is not None and training.is_check_due(len(losses), len(groups)):
                 selector.check(len(losses))
-                model.train()
     finally:
         model.eval()
     selection = selector.finish() if selector else None
     return TrainingLog(tuple(losses), len(groups), time.perf_counter() - start, cut, selection)
+
+
+def _train_batches(
+    model: Any, groups: Sequence[RankingGroup], training: RerankerTrainingOptions
+) -> Iterator[tuple[int, float]]:
+    """Update the model once per batch, and yield the size and the loss of the batch."""
+    import torch
+
+    make_update = _create_optimizer(model, training, training.count_updates(len(groups)))
+    for batch in shuffle_batches(groups, training):
+        with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
+            loss = compute_batch_loss(model, batch, training.temperature)
+        make_update(loss)
+        yield len(batch), float(loss.detach())
 
 
 def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
@@ -335,9 +345,8 @@ def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: in
     exempt = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=training.rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda update: compute_rate_share(update, updates, training.warm_up)
-    )
+    get_rate_share = functools.partial(compute_rate_share, updates=updates, warm_up=training.warm_up)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, get_rate_share)
 
     def make_update(loss: Any) -> None:
         """Update the weights by the gradient of a loss. Large gradients are clipped."""
@@ -364,81 +373,3 @@ def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
     if update < n_rising:
         return update / n_rising
     return (updates - update) / max(1, updates - n_rising)
-
-
-# --- cross-encoders -------------------------------------------------------------------------------
-
-
-def open_cross_encoder(spec: str, *, seed: int = 0) -> Any:
-    """Open a sentence-transformers CrossEncoder with the paper's input lengths.
-
-    Args:
-        spec: "minilm" for the packaged encoder with a new head, a folder, or a hub name (owner/model).
-        seed: Seed of the new head.
-    """
-    if spec == MINILM:
-        return _open_minilm(seed)
-    if not Path(spec).is_dir() and "/" not in spec:
-        raise WeightsError(f"base='{spec}' was not found. Give a folder, a hub name (owner/model) or '{MINILM}'.")
-    return _limit_input(_load_cross_encoder(spec, spec))
-
-
-def _open_minilm(seed: int) -> Any:
-    """Open MiniLM as a cross-encoder with a random output layer. It cannot rank before training."""
-    import torch
-
-    source = embedded_weights.fetch_weights(MINILM)
-    with tempfile.TemporaryDirectory() as scratch:
-        # The folder is a sentence embedder's; without its modules.json it is a plain encoder.
-        for name in MINILM_FILES:
-            link_or_copy(source / name, Path(scratch) / name)
-        torch.manual_seed(seed)
-        return _limit_input(_load_cross_encoder(scratch, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
-
-
-def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
-    """Load a cross-encoder of sentence-transformers that gives one score per pair.
-
-    Args:
-        path: Folder or hub name.
-        name: What error messages call it.
-        **options: Further arguments of `CrossEncoder`.
-    """
-    with require_extra("a cross-encoder", "train"):
-        from sentence_transformers import CrossEncoder
-        from transformers.utils import logging
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would list the new head's weights
-    logging.disable_progress_bar()
-    is_folder = Path(path).is_dir()
-    if is_folder:
-        check_reranker_files(path)
-    try:
-        safe = {"use_safetensors": True}
-        model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=safe, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise WeightsError(
-            f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."
-        ) from error
-    finally:
-        logging.set_verbosity(level)
-    if model.num_labels != 1:
-        raise ModelError(
-            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another one."
-        )
-    return model
-
-
-def _limit_input(model: Any) -> Any:
-    """Limit the input to the paper's 128 + 512 tokens, or to the model's maximum."""
-    longest = QUERY_TOKENS + PASSAGE_TOKENS + MAX_SPECIAL_TOKENS
-    model.max_seq_length = min(model.max_seq_length or longest, longest)
-    return model
-
-
-def save_cross_encoder(model: Any, folder: Path) -> None:
-    """Save config, tokenizer and weights. Files of other types are deleted."""
-    model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
-    for path in folder.rglob("*"):
-        if path.is_file() and path.suffix not in RERANKER_SUFFIXES:
-            path.unlink()

@@ -107,22 +107,19 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
     fusion = fit_fusion(examples, cheap=cheap, margins=margins)
     known = select_known_target(examples)
     files: dict[str, bytes] = {}
-    needs = fusion.needs
-    request = fusion.request
-    notes = list(fusion.notes)
     for name, judge in zip(margins, judges, strict=True):
         judge_files = _write_judge(judge, known, work / name)
         files |= {f"{name}/{path}": content for path, content in judge_files.items()}
-        needs |= judge.needs
-        request |= judge.request
-        notes += judge.notes
+        fusion = replace(
+            fusion,
+            needs=fusion.needs | judge.needs,
+            request=fusion.request | judge.request,
+            notes=[*fusion.notes, *judge.notes],
+        )
     return replace(
         fusion,
         gate="stack",
         options={**fusion.options, "judges": len(judges)},
-        needs=needs,
-        request=request,
-        notes=notes,
         files=files,
         uses_test_split=any(judge.uses_test_split for judge in judges),
     )

@@ -10,7 +10,7 @@ and .76 where it had .82 (64 numbers), standardized.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -92,27 +92,50 @@ def fit_uar_heads(
     calibrations = []
     notes = []
     for name in CRITERIA:
-        prompts = [answer_prompts.closed(question) for question in criteria[name]]
-        is_short = np.array(model.fits(prompts, 1), dtype=bool)  # whether it fits into the context window
-        usable = np.flatnonzero(is_short).tolist()
-        truth = _read_verdicts([criteria[name][i] for i in usable], name)  # whether each needs retrieval, by criterion
-        criterion_states = _read_states(model, [prompts[i] for i in usable], f"reading {name}", watch)
-        # Every fifth question calibrates and measures the head.
-        held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
-        tensors |= prefix_tensors(name, train_uar_head(criterion_states[~held_out], truth[~held_out]))
-        scores = apply_head(tensors, name, criterion_states[held_out])
-        calibration = fit_platt_scaling(scores, truth[held_out])
-        calibrations.append(calibration)
-        needs = apply_calibration(scores, calibration)
-        notes.append(_describe_head(name, truth[held_out], needs, n_left_out=len(prompts) - len(usable)))
+        head = _fit_criterion(name, criteria[name], model, answer_prompts, watch)
+        tensors |= head.tensors
+        calibrations.append(head.calibration)
+        notes.append(head.note)
 
-    def raw(indices: Sequence[int]) -> FloatArray:
+    def score_rows(indices: Sequence[int]) -> FloatArray:
         return apply_head(tensors, SELF_HEAD, states[list(indices)])
 
     notes.append(_measure_tree(examples, states, tensors, calibrations))
     options = {"layer": layer, "tree": "soft", "calibrations": calibrations}
     request = SignalRequest(layers=(layer,))
-    return fit_function.FitResult("uar", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
+    return fit_function.FitResult("uar", options, frozenset({Signal.HIDDEN}), request, tensors, score_rows, notes)
+
+
+class CriterionHead(NamedTuple):
+    """A trained classifier of one criterion, its calibration, and a note on its quality."""
+
+    tensors: Tensors
+    calibration: dict[str, Any]
+    note: str
+
+
+def _fit_criterion(
+    name: str,
+    questions: Sequence[Question],
+    model: Model,
+    answer_prompts: AnswerPrompts,
+    watch: fit_function.FitProgressCallback,
+) -> CriterionHead:
+    """Train and calibrate the classifier of one criterion on labeled questions.
+
+    Questions that do not fit into the context window are left out.
+    """
+    prompts = [answer_prompts.closed(question) for question in questions]
+    usable = np.flatnonzero(model.fits(prompts, 1)).tolist()
+    truth = _read_verdicts([questions[i] for i in usable], name)  # whether each needs retrieval, by this criterion
+    states = _read_states(model, [prompts[i] for i in usable], f"reading {name}", watch)
+    held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
+    tensors = prefix_tensors(name, train_uar_head(states[~held_out], truth[~held_out]))
+    scores = apply_head(tensors, name, states[held_out])
+    calibration = fit_platt_scaling(scores, truth[held_out])
+    needs = apply_calibration(scores, calibration)
+    note = _describe_head(name, truth[held_out], needs, n_left_out=len(prompts) - len(usable))
+    return CriterionHead(tensors, calibration, note)
 
 
 def _read_states(

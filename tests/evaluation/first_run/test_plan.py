@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from knowgate.errors import ModelError
 from knowgate.evaluation.first_run.labeling import (
     count_required_questions,
     format_duration,
@@ -66,6 +67,23 @@ def test_labeled_questions_need_no_time():
     reporter = Reporter()
     report_label_time([Question("Why?")], 1, FakeModel(), None, reporter)
     assert not reporter.messages
+
+
+def test_a_question_that_the_llm_fails_on_does_not_end_the_estimate(tmp_path):
+    class FailingModel(FakeModel):
+        def generate(self, prompts, **options):
+            if "poison" in prompts[0].text:
+                raise ModelError("the response is not valid JSON.")
+            return super().generate(prompts, **options)
+
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("Lamps are green.", encoding="utf-8")
+    build_index(tmp_path / "docs", tmp_path / "index")
+    reporter, retriever = Reporter(), load_retriever(str(tmp_path / "index"))
+    report_label_time([Question("Which lamp?"), Question("Which poison?")], 0, FailingModel(), retriever, reporter)
+    assert reporter.messages[0].startswith("Labeling 2 questions takes")
+    with pytest.raises(ModelError):
+        report_label_time([Question("Which poison?")], 0, FailingModel(), retriever, reporter)
 
 
 def test_the_time_of_labeling_is_estimated_from_one_question(tmp_path):

@@ -40,14 +40,15 @@ class TableSchema:
         return len(self.steps)
 
 
-_OPEN: dict[tuple[int, DatabaseAddress, str], PostgresDatabase] = {}
+Settings = tuple[tuple[str, str], ...]  # names and values of PostgreSQL settings
+_OPEN: dict[tuple[int, DatabaseAddress, str, Settings], PostgresDatabase] = {}
 _OPEN_LOCK = threading.Lock()
 
 
 def open_postgres(
-    address: DatabaseAddress, schema: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
+    address: DatabaseAddress, schema: TableSchema | None = None, settings: Settings = ()
 ) -> PostgresDatabase:
-    """Return the database at an address. Calls with the same address and tables share one object.
+    """Return the database at an address. Calls with the same arguments share one object.
 
     Args:
         address: The address of the database.
@@ -56,7 +57,8 @@ def open_postgres(
     """
     with require_extra(f"the database {address.redacted}", "postgres"):
         from knowgate.core.postgres.database import PostgresDatabase
-    key = (os.getpid(), address, schema.name if schema is not None else "")  # connections do not survive a fork
+    schema_name = schema.name if schema is not None else ""
+    key = (os.getpid(), address, schema_name, settings)  # connections do not survive a fork
     with _OPEN_LOCK:
         if not _OPEN:
             atexit.register(_close_all)

@@ -8,7 +8,7 @@ tables, so that several logs can share a database.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -64,14 +64,19 @@ def parse_database_address(spec: str) -> DatabaseAddress:
             f"the schema name in {redact_secrets(spec)} is not allowed. Use lowercase letters, digits and "
             "underscores, and do not begin with pg_, for example ?schema=team_a."
         )
+    user_part = f"{login}@" if login else ""
     query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
-    conninfo = f"{SCHEMES[0]}{login}{'@' if login else ''}{path}{query}"
+    conninfo = f"{SCHEMES[0]}{user_part}{path}{query}"
+    return DatabaseAddress(conninfo, schema, redact_secrets(spec), _list_secrets(login, parameters))
+
+
+def _list_secrets(login: str, parameters: Mapping[str, str]) -> tuple[str, ...]:
+    """List the secrets of an address for redaction, longest first."""
     password = unquote(login.partition(":")[2])
     secrets = [password, *(parameters.get(key, "") for key in SECRET_PARAMETERS)]
     # A server may repeat a secret as it is or percent-encoded. Longer texts are replaced first, very short ones never.
     secrets += [quote(secret, safe="") for secret in secrets]
-    longest_first = sorted({secret for secret in secrets if len(secret) > 2}, key=len, reverse=True)
-    return DatabaseAddress(conninfo, schema, redact_secrets(spec), tuple(longest_first))
+    return tuple(sorted({secret for secret in secrets if len(secret) > 2}, key=len, reverse=True))
 
 
 def _split(spec: str) -> tuple[str, str, dict[str, str]]:

@@ -161,12 +161,12 @@ class PostgresDatabase:
 
     def vacuum(self, tables: Sequence[str], on_warning: Callable[[str], None]) -> None:
         """Remove deleted rows from the database files. `on_warning` is told what could not be removed."""
+        set_timeout = f"SET lock_timeout = '{VACUUM_LOCK_TIMEOUT}'"
         for table in tables:
             is_small = self.read("SELECT pg_total_relation_size(?) <= ?", [table, SMALL_TABLE_BYTES])[0][0]
-            statement = f"VACUUM (FULL) {table}" if is_small else f"VACUUM {table}"
+            vacuum = f"VACUUM (FULL) {table}" if is_small else f"VACUUM {table}"  # FULL rewrites the whole table
             try:
-                set_timeout = f"SET lock_timeout = '{VACUUM_LOCK_TIMEOUT}'"
-                self.execute_outside_transaction([set_timeout, statement], on_warning)
+                self.execute_outside_transaction([set_timeout, vacuum], on_warning)
             except KnowgateError as error:
                 on_warning(f"The rows are deleted, but traces of them remain in the database files: {error}")
             if not is_small:

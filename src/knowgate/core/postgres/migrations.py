@@ -125,16 +125,7 @@ def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSche
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK_ID])
         _create_schema(connection, address)
-        recorded = _get_version(connection, address, schema)
-        existing = set(schema.tables) & set(_get_columns(connection, address))
-        if recorded is None and existing:
-            raise make_schema_error(address, f"the table '{min(existing)}' has no recorded version")
-        version = recorded or 0
-        if version > schema.version:
-            raise ArtifactError(
-                f"a newer version of knowgate made the tables '{schema.name}' in {address.redacted} (format "
-                f"{version}; this version reads up to {schema.version}). Update knowgate: pip install -U knowgate"
-            )
+        version = _check_version(connection, address, schema)
         for statements in schema.steps[version:]:
             for statement in statements:
                 connection.execute(statement.encode())
@@ -142,6 +133,24 @@ def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSche
             "INSERT INTO versions VALUES (%s, %s) ON CONFLICT (part) DO UPDATE SET version = excluded.version",
             [schema.name, schema.version],
         )
+
+
+def _check_version(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> int:
+    """Return the recorded version of the tables; 0 if there are none yet.
+
+    Raises:
+        KnowgateError: Another program or a newer knowgate created the tables.
+    """
+    version = _get_version(connection, address, schema)
+    existing = set(schema.tables) & set(_get_columns(connection, address))
+    if version is None and existing:
+        raise make_schema_error(address, f"the table '{min(existing)}' has no recorded version")
+    if version is not None and version > schema.version:
+        raise ArtifactError(
+            f"a newer version of knowgate made the tables '{schema.name}' in {address.redacted} (format "
+            f"{version}; this version reads up to {schema.version}). Update knowgate: pip install -U knowgate"
+        )
+    return version or 0
 
 
 def _create_schema(connection: Connection, address: DatabaseAddress) -> None:

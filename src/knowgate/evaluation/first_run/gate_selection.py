@@ -200,15 +200,21 @@ class GateSelector:
         except (BadInput, MissingExtra) as error:
             self.explanations.append(f"No gate was trained: {error}")
             return None
+        if not self._is_better_than_chance(folder):
+            return None
+        description = "the gate trained on your questions"
+        return GateCandidate(str(folder), self.labeled.runs("calibration"), description, folder)
+
+    def _is_better_than_chance(self, folder: Path) -> bool:
+        """Return whether a trained gate predicts what the LLM knows, and explain it."""
         auroc = self._measure_auroc(str(folder))
         if auroc.low is None or auroc.low <= 0.5:
             self.explanations.append(
                 f"A gate trained on your questions is not better than chance{_format_auroc(auroc)}; it is not used."
             )
-            return None
+            return False
         self.explanations.append(f"A gate trained on your questions predicts what the LLM knows{_format_auroc(auroc)}.")
-        description = "the gate trained on your questions"
-        return GateCandidate(str(folder), self.labeled.runs("calibration"), description, folder)
+        return True
 
     def _show_fit(self, progress: FitProgress) -> None:
         """Report the progress of training."""
@@ -257,20 +263,24 @@ class GateSelector:
             calibrated: Candidates whose threshold was calibrated.
             candidates: All candidates that were tried.
         """
-        tried = tuple(candidate.calibrated_gate for candidate in candidates)
-        useful = [each for each in calibrated if each.is_useful]
         for each in calibrated:
             if not each.is_useful:
                 self.explanations.append(f"Of {each.candidate.description}: {_explain_useless(each)}")
+        tried = tuple(candidate.calibrated_gate for candidate in candidates)
+        useful = [each for each in calibrated if each.is_useful]
         if not useful:
             return GateChoice(alternatives=tried, explanations=tuple(self.explanations))
         best = max(useful, key=lambda each: each.skip_rate)
+        return self._make_choice(best, tried)
+
+    def _make_choice(self, best: CalibratedCandidate, tried: Sequence[str]) -> GateChoice:
+        """Describe the choice of the best gate. The other tried gates are its alternatives."""
         candidate, guarantee = best.candidate, best.calibration.sentence
         skipped = f"It skips {100 * best.skip_rate:.0f} % of the searches there."
         chosen = str(candidate.folder or candidate.gate)
         return GateChoice(
             chosen,
-            threshold=None if candidate.folder else best.calibration.threshold,
+            threshold=None if candidate.folder else best.calibration.threshold,  # a folder stores its threshold
             guarantee=guarantee,
             alternatives=tuple(gate for gate in tried if gate != chosen),
             explanations=(f"Chosen: {candidate.description}. {skipped} {guarantee}", *self.explanations),

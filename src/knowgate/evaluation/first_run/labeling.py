@@ -20,7 +20,7 @@ from knowgate.core.validation import read_json
 from knowgate.data.runs.columns import AGREEMENT_GRADER
 from knowgate.data.runs.folder import RunFolder, hash_settings
 from knowgate.data.runs.rows import LabelRow
-from knowgate.errors import ArtifactError, BadInput
+from knowgate.errors import ArtifactError, BadInput, ModelError
 from knowgate.evaluation.first_run.options import ProgressReporter
 from knowgate.evaluation.first_run.questions import FirstRunQuestions
 from knowgate.gates.calibration.guarantee import compute_required_rows
@@ -147,6 +147,7 @@ def label_parts(
     rounds = read_rounds(folder).add(questions.questions)
     write_rounds(folder, rounds)
     by_id = {question.id: question for question in questions.every}
+    settings = {"model": model, "index": retriever, "samples": 0, "layers": LABEL_LAYERS, "seed": seed}
     n_before = 0  # number of questions in earlier rounds
 
     def show(progress: LabelProgress) -> None:
@@ -154,23 +155,18 @@ def label_parts(
         reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
 
     for each in rounds.rounds:
-        label(
-            [by_id[id] for id in each.ids],
-            out=folder / each.name,
-            model=model,
-            index=retriever,
-            samples=0,
-            layers=LABEL_LAYERS,
-            seed=seed,
-            retry_failed=True,
-            on_progress=show,
-        )
+        round_questions = [by_id[id] for id in each.ids]
+        label(round_questions, out=folder / each.name, **settings, retry_failed=True, on_progress=show)
         n_before += len(each.ids)
-    errors = [error for each in rounds.rounds for error in RunFolder(folder / each.name).done().values()]
-    n_answered = errors.count(None)  # the other questions failed
-    key = sha256_text(folder.name, str(rounds.n_questions), str(n_answered))[:16]
-    labeled = LabeledParts(folder, rounds, key)
+    labeled = LabeledParts(folder, rounds, _make_label_key(folder, rounds))
     return labeled if questions.has_gold else _grade_by_agreement(labeled)
+
+
+def _make_label_key(folder: Path, rounds: LabelRounds) -> str:
+    """Make a key that changes with the number of labeled or answered questions."""
+    errors = [error for each in rounds.rounds for error in RunFolder(folder / each.name).done().values()]
+    n_answered = errors.count(None)  # None means that no error occurred
+    return sha256_text(folder.name, str(rounds.n_questions), str(n_answered))[:16]
 
 
 def _get_label_folder(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, seed: int) -> Path:
@@ -279,6 +275,8 @@ def report_label_time(
 ) -> None:
     """Time one question and report how long labeling will take.
 
+    If the LLM fails on this question, another one is timed.
+
     Args:
         questions: The questions to label.
         n_labeled: How many of them are labeled already.
@@ -289,11 +287,19 @@ def report_label_time(
     n = len(questions) - n_labeled
     if n <= 0:
         return
-    seconds = time_question(questions[-1], model, retriever)
+    seconds = _time_one(questions, model, retriever)
     rest = "Choosing a gate and the report take a minute more."
     if len(questions) >= POLICY_QUESTIONS:
         rest = "Fitting a policy takes some minutes more."
     reporter.say(f"Labeling {n} questions takes {format_duration(n * seconds)} ({seconds:.1f} s each). {rest}")
+
+
+def _time_one(questions: Sequence[Question], model: Model, retriever: Retriever) -> float:
+    """Return the seconds for the last question, or for the first one if the LLM fails on the last."""
+    try:
+        return time_question(questions[-1], model, retriever)
+    except ModelError:
+        return time_question(questions[0], model, retriever)
 
 
 def time_question(question: Question, model: Model, retriever: Retriever) -> float:

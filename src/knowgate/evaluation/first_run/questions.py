@@ -113,12 +113,8 @@ def write_first_run_questions(
     Raises:
         BadInput: The LLM wrote too few usable questions.
     """
-    settings = {
-        "index": fingerprint,
-        "writer": model.fingerprint,
-        "prompts": load_packaged_templates("write").fingerprint,
-        "seed": options.seed,
-    }
+    prompts = load_packaged_templates("write").fingerprint
+    settings = {"index": fingerprint, "writer": model.fingerprint, "prompts": prompts, "seed": options.seed}
     source = sha256_text(*map(str, settings.values()))[:16]
     folder = WrittenQuestionFolder(options.out / "written" / source[:8])
     max_passages = max(MIN_PASSAGES, PASSAGES_PER_QUESTION * options.count)
@@ -130,16 +126,21 @@ def write_first_run_questions(
         folder.start(settings, {})
         writer = QuestionWriter(model, folder, show)
         writer.write(iterate_passages_by_document(index, options.seed), options.count, max_passages)
-    every = folder.questions
-    questions = FirstRunQuestions(every[: options.count], every, source)
     reporter.say(_describe_written(folder, model.name))
-    if len(questions.questions) < min(MIN_WRITTEN_QUESTIONS, options.count):
+    _check_written(folder, model.name, min(MIN_WRITTEN_QUESTIONS, options.count))
+    every = folder.questions
+    return FirstRunQuestions(every[: options.count], every, source)
+
+
+def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) -> None:
+    """Raise BadInput if the LLM wrote fewer usable questions than needed."""
+    n_usable = len(folder.questions)
+    if n_usable < n_needed:
         raise BadInput(
-            f"{model.name} wrote {len(every)} usable questions from {len(folder.written())} passages, but at least "
+            f"{writer} wrote {n_usable} usable questions from {len(folder.written())} passages, but at least "
             f"{MIN_WRITTEN_QUESTIONS} are needed. All are in {folder.path / folder.rows_name}. Write some yourself, "
             "one per line, and give the file as `questions`, or use a larger LLM as `writer`."
         )
-    return questions
 
 
 def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:

@@ -111,10 +111,7 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         max_loss: Share of all answers that skipping searches may turn from right to wrong.
     """
     recommendation = recommend(evaluation, max_loss)
-    always_cost = estimate_always_cost(evaluation.table)
-    gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
-    never_cost = estimate_never_cost(evaluation.table)
-    costs = CostComparison(always_cost, never_cost, gated_cost, assumptions.prices)
+    costs = _compare_costs(evaluation, recommendation, assumptions)
     uses_judge = recommendation.gate in evaluation.with_judge or recommendation.arbiter in evaluation.with_judge
     not_counted = NOT_COUNTED if uses_judge else ""
     note, key_figures = "", []
@@ -123,22 +120,40 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         key_figures = _list_key_figures(recommendation, costs)
         if not recommendation.guarantee:
             note = _describe_choice(recommendation, evaluation)
-        sentences = [
-            _describe_chance(recommendation),
-            recommendation.guarantee,
-            _describe_difference(recommendation),
-            _describe_arbiter(evaluation, recommendation),
-            _describe_losing_slices(recommendation),
-            _describe_calls(costs, assumptions.search_seconds),
-            _warn_about_distance(recommendation, evaluation),
-            "" if recommendation.skips_nothing else f"{describe_savings(costs, assumptions)} {not_counted}".rstrip(),
-        ]
+        sentences = _describe_recommended_gate(evaluation, recommendation, costs, assumptions)
+        if not recommendation.skips_nothing:
+            sentences.append(f"{describe_savings(costs, assumptions)} {not_counted}".rstrip())
     else:
         headline, *sentences = _explain_no_gate(recommendation, evaluation)
         sentences.append(_describe_arbiter(evaluation, recommendation))
         sentences.append(_describe_always_cost(evaluation, costs, assumptions))
     written = [sentence for sentence in sentences if sentence]  # those that have nothing to say are empty
     return EvaluationVerdict(recommendation, headline, written, key_figures, costs, note, not_counted)
+
+
+def _compare_costs(
+    evaluation: Evaluation, recommendation: Recommendation, assumptions: CostAssumptions
+) -> CostComparison:
+    """Compare the costs of always, never and gated retrieval. Without a gate, always retrieving counts as gated."""
+    always_cost = estimate_always_cost(evaluation.table)
+    never_cost = estimate_never_cost(evaluation.table)
+    gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
+    return CostComparison(always_cost, never_cost, gated_cost, assumptions.prices)
+
+
+def _describe_recommended_gate(
+    evaluation: Evaluation, recommendation: Recommendation, costs: CostComparison, assumptions: CostAssumptions
+) -> list[str]:
+    """Describe what a recommended gate achieves. Sentences with nothing to say are empty."""
+    return [
+        _describe_chance(recommendation),
+        recommendation.guarantee,
+        _describe_difference(recommendation),
+        _describe_arbiter(evaluation, recommendation),
+        _describe_losing_slices(recommendation),
+        _describe_calls(costs, assumptions.search_seconds),
+        _warn_about_distance(recommendation, evaluation),
+    ]
 
 
 def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> PolicyCost:
@@ -196,8 +211,8 @@ def _write_headline(recommendation: Recommendation, costs: CostComparison) -> st
         advice = "Do without retrieval here" if is_certain else "Retrieval hardly pays here: try without"
         return f"{advice}{doubt}. No gate is needed for that."
     arbiter = f" with the arbiter '{recommendation.arbiter}'" if recommendation.arbiter else ""
-    kind = "its own threshold " if recommendation.at_own_threshold else ""
-    setting = f"'{recommendation.gate}' at {kind}{format_threshold(recommendation.threshold)}{arbiter}"
+    own_threshold = "its own threshold " if recommendation.at_own_threshold else ""
+    setting = f"'{recommendation.gate}' at {own_threshold}{format_threshold(recommendation.threshold)}{arbiter}"
     if recommendation.skips_nothing:
         return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls{doubt}."
     if costs.pays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from knowgate.core.files import check_output_folder, write_json, write_text
 from knowgate.core.options import Share, option, with_options
 from knowgate.core.validation import expand_path
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
-from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
+from knowgate.evaluation.boundary import RunReport, read_run_reports, run_report_to_dict
 from knowgate.evaluation.cost import CostAssumptions
 from knowgate.evaluation.evaluation_summary import DECISIONS_FILE, SUMMARY_FILE, decisions_to_dict, evaluation_to_dict
 from knowgate.evaluation.gate_comparison import Evaluation
@@ -52,19 +53,28 @@ def write_report(content: Evaluation | RunsLike, out: str | Path, *, options: Re
     """
     folder = expand_path(out)
     check_report_folder(folder)
-    if not isinstance(content, Evaluation):
-        runs = read_run_reports(resolve_run_paths(content))
-        write_json(folder / SUMMARY_FILE, {"runs": [run_report_to_dict(run) for run in runs]})
-        write_text(folder / TABLES_FILE, render_markdown_tables(list(build_boundary_tables(runs))))
-        if options.html:
-            write_boundary_page(runs, folder / PAGE_FILE)
-        return folder
-    write_json(folder / SUMMARY_FILE, build_summary(content, options))
-    write_text(folder / TABLES_FILE, render_markdown_tables(list(build_evaluation_tables(content))))
-    write_json(folder / DECISIONS_FILE, decisions_to_dict(content, recommend(content, options.max_loss)))
-    if options.html:
-        write_evaluation_page(content, folder / PAGE_FILE, options, options.max_loss)
+    if isinstance(content, Evaluation):
+        _write_evaluation_report(content, folder, options)
+    else:
+        _write_boundary_report(read_run_reports(resolve_run_paths(content)), folder, options)
     return folder
+
+
+def _write_evaluation_report(evaluation: Evaluation, folder: Path, options: ReportOptions) -> None:
+    """Write the files of a report on evaluated gates."""
+    write_json(folder / SUMMARY_FILE, build_summary(evaluation, options))
+    write_text(folder / TABLES_FILE, render_markdown_tables(list(build_evaluation_tables(evaluation))))
+    write_json(folder / DECISIONS_FILE, decisions_to_dict(evaluation, recommend(evaluation, options.max_loss)))
+    if options.html:
+        write_evaluation_page(evaluation, folder / PAGE_FILE, options, options.max_loss)
+
+
+def _write_boundary_report(runs: Sequence[RunReport], folder: Path, options: ReportOptions) -> None:
+    """Write the files of a report on what LLMs know."""
+    write_json(folder / SUMMARY_FILE, {"runs": [run_report_to_dict(run) for run in runs]})
+    write_text(folder / TABLES_FILE, render_markdown_tables(list(build_boundary_tables(runs))))
+    if options.html:
+        write_boundary_page(runs, folder / PAGE_FILE)
 
 
 def build_summary(evaluation: Evaluation, options: ReportOptions) -> dict[str, Any]:

@@ -49,28 +49,35 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
         return RerankerVerdict("unknown", "No reranker was compared with the retriever's order.", [])
     best = max(rerankers, key=lambda name: means[name].value or 0.0)
     gain = measures.differences[RETRIEVER][MAIN_MEASURE][best]
-    sentences = [
+    ranking_sentence = (
         f"On {len(measures.ids):,} held-out questions '{best}' puts a passage that helps first for "
         f"{format_percent(means[best].value)}, the retriever for {format_percent(means[RETRIEVER].value)}: "
         f"{_describe_difference(gain)}."
-    ]
-    answer_changes = []
-    for (llm, data), answers in comparison.answers.items():
-        shown = next(iter(answers.values))  # the first is the smallest number of passages, such as 'top 1'
-        change = answers.differences[RETRIEVER][shown][best]
-        answer_changes.append(change)
-        sentences.append(f"Answers of {llm} to {data} with the {shown} passages: {_describe_difference(change)}.")
+    )
+    answer_changes = _list_answer_changes(comparison, best)
+    sentences = [ranking_sentence, *(sentence for sentence, _ in answer_changes)]
     if not answer_changes:
         sentences.append("No LLM answered with these passages: name one in `model` to see whether answers improve.")
     if len(rerankers) > 1:
         sentences.append(f"It is the best of {len(rerankers)} by {MAIN_MEASURE} on these questions.")
-    level = _choose_level(gain, answer_changes)
+    level = _choose_level(gain, [change for _, change in answer_changes])
     headlines = {
         "use": f"Use '{best}'.",
         "try": f"Try '{best}': that answers get better is not shown yet.",
         "leave": "Leave the retriever's order as it is.",
     }
     return RerankerVerdict(level, headlines[level], sentences, best)
+
+
+def _list_answer_changes(comparison: RerankerComparison, reranker: str) -> list[tuple[str, Estimate]]:
+    """Return how a reranker changes the answers of each LLM, as sentence and estimate."""
+    changes = []
+    for (llm, data), answers in comparison.answers.items():
+        shown = next(iter(answers.values))  # the first is the smallest number of passages, such as 'top 1'
+        change = answers.differences[RETRIEVER][shown][reranker]
+        sentence = f"Answers of {llm} to {data} with the {shown} passages: {_describe_difference(change)}."
+        changes.append((sentence, change))
+    return changes
 
 
 def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["use", "try", "leave"]:

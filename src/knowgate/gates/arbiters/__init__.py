@@ -52,10 +52,7 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
         'rules'
     """
     if is_arbiter_folder(spec):
-        artifact = read_artifact(spec, ARBITER_FORMAT)
-        name = str(artifact.manifest["arbiter"])
-        fitted_class: Any = load_entry(FITTED_ARBITERS, "fitted arbiter", name, "knowgate.fitted_arbiters")
-        return cast(Arbiter, fitted_class.from_artifact(artifact, plug_in))
+        return _load_fitted_arbiter(spec, plug_in)
     name, options = split_spec(spec)
     if name in FITTED_ARBITERS:
         raise BadSetting(
@@ -63,4 +60,13 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
             "pass the folder that it writes."
         )
     arbiter_class: Any = load_entry(ARBITERS, "arbiter", name, "knowgate.arbiters")
-    return cast(Arbiter, arbiter_class(**parse_options(arbiter_class, options, f"arbiter '{name}'")))
+    arguments = parse_options(arbiter_class, options, f"arbiter '{name}'")
+    return cast(Arbiter, arbiter_class(**arguments))
+
+
+def _load_fitted_arbiter(folder: str, plug_in: bool) -> Arbiter:
+    """Load a fitted arbiter from its folder. `plug_in` allows a different LLM."""
+    artifact = read_artifact(folder, ARBITER_FORMAT)
+    name = str(artifact.manifest["arbiter"])
+    arbiter_class: Any = load_entry(FITTED_ARBITERS, "fitted arbiter", name, "knowgate.fitted_arbiters")
+    return cast(Arbiter, arbiter_class.from_artifact(artifact, plug_in))

@@ -51,13 +51,18 @@ def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
             "return one result per pair."
         )
     for pair, belief in zip(answers, beliefs, strict=True):
-        for value in (belief.closed, belief.open):
-            if not (math.isfinite(value) and 0 <= value <= 1):
-                raise ModelError(
-                    f"arbiter '{arbiter.name}' returned the probability {value} for '{pair.question.text[:60]}'. A "
-                    "probability must be a number from 0 to 1."
-                )
+        _check_belief(arbiter, pair, belief)
     return beliefs
+
+
+def _check_belief(arbiter: Arbiter, pair: AnswerPair, belief: Belief) -> None:
+    """Raise ModelError if a probability is not from 0 to 1."""
+    for probability in (belief.closed, belief.open):
+        if not (math.isfinite(probability) and 0 <= probability <= 1):
+            raise ModelError(
+                f"arbiter '{arbiter.name}' returned the probability {probability} for '{pair.question.text[:60]}'. A "
+                "probability must be a number from 0 to 1."
+            )
 
 
 def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[ArbiterChoice]:

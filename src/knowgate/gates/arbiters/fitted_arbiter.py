@@ -105,7 +105,7 @@ class FittedArbiter(Arbiter):
         arbiter, tensors = cls(artifact, plug_in), TensorValidator(artifact.tensors)
         try:
             arbiter.check(tensors)
-            tensors.reject_others()
+            tensors.reject_unknown()
         except BadInput as error:
             raise artifact.make_error(str(error)) from None
         return arbiter

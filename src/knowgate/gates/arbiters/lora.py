@@ -74,7 +74,7 @@ def encode_answer_pairs(
 
     Args:
         judge: The judge.
-        answers: Pairs of answers.
+        answers: Pairs of answers. Long questions are cut.
         side: Which answer to ask about: one of `ARBITER_SIDES`.
         tokens: Maximum number of tokens of each answer to show.
         passages: Maximum number of passages to show.
@@ -82,6 +82,6 @@ def encode_answer_pairs(
     encoded = []
     for pair in answers:
         closed, opened = judge.truncate(pair.closed.text, tokens), judge.truncate(pair.open.text, tokens)
-        prompt = build_arbiter_prompt(pair.question, closed, opened, side, pair.passages[:passages])
+        prompt = build_arbiter_prompt(judge.shorten(pair.question), closed, opened, side, pair.passages[:passages])
         encoded.append(judge.encode(prompt))
     return encoded

@@ -105,11 +105,7 @@ def arbitrate(
     Raises:
         BadSetting: The table has no open-book answers, or the arbiter was fitted on its questions.
     """
-    if table.open_right is None:
-        raise BadSetting(
-            "an arbiter chooses between answers with and without passages, but the label run has no answers with "
-            "passages. Label the questions again with `index`."
-        )
+    _check_open_answers(table)
     named = _resolve_arbiter(table, arbiter, plug_in)
     from_memory = np.zeros(len(table), dtype=bool)
     for run in table.split_by_run():
@@ -119,6 +115,15 @@ def arbitrate(
     # The grade of the chosen answer: of the closed-book answer, or of the one that always retrieving gives.
     right = np.where(from_memory, table.closed_right, table.always_right)
     return ArbiterChoices(named.name, named.fingerprint, from_memory, right)
+
+
+def _check_open_answers(table: LabelTable) -> None:
+    """Raise BadSetting if a table has no answers with passages."""
+    if table.open_right is None:
+        raise BadSetting(
+            "an arbiter chooses between answers with and without passages, but the label run has no answers with "
+            "passages. Label the questions again with `index`."
+        )
 
 
 def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -> _NamedArbiter:
@@ -157,9 +162,7 @@ def _complete_beliefs(
     Raises:
         BadInput: Beliefs are missing, but there is no arbiter to compute them: the user gave only its recorded name.
     """
-    identity = (named.name, named.fingerprint)
-    recorded = [item for item in read_beliefs(run) if (item.arbiter, item.fingerprint) == identity]
-    beliefs = recorded[0] if recorded else RecordedBeliefs(named.name, named.fingerprint, {}, {})
+    beliefs = _read_arbiter_beliefs(run, named)
     missing = [row for row in rows if row.open is not None and row.id not in beliefs.judged]
     if not missing:
         return beliefs
@@ -167,11 +170,26 @@ def _complete_beliefs(
         raise BadInput(f"the label run '{run}' lacks results of the arbiter '{named.name}'. Pass the arbiter's folder.")
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
+    return _judge_rows(run, missing, named.arbiter, beliefs, on_progress)
+
+
+def _read_arbiter_beliefs(run: Path, named: _NamedArbiter) -> RecordedBeliefs:
+    """Read the beliefs of one arbiter from a label run. They are empty if none are recorded."""
+    for beliefs in read_beliefs(run):
+        if (beliefs.arbiter, beliefs.fingerprint) == (named.name, named.fingerprint):
+            return beliefs
+    return RecordedBeliefs(named.name, named.fingerprint, {}, {})
+
+
+def _judge_rows(
+    run: Path, rows: Sequence[LabelRow], arbiter: Arbiter, beliefs: RecordedBeliefs, on_progress: ProgressCallback
+) -> RecordedBeliefs:
+    """Ask an arbiter about rows, and write old and new beliefs to the label run."""
     try:
-        for start in range(0, len(missing), BATCH_SIZE):
-            batch = missing[start : start + BATCH_SIZE]
-            beliefs = _add_beliefs(beliefs, batch, named.arbiter)
-            on_progress(start + len(batch), len(missing))
+        for start in range(0, len(rows), BATCH_SIZE):
+            batch = rows[start : start + BATCH_SIZE]
+            beliefs = _add_beliefs(beliefs, batch, arbiter)
+            on_progress(start + len(batch), len(rows))
     finally:  # an interrupted run keeps the finished batches
         if beliefs.judged:
             write_beliefs(run, beliefs)
@@ -203,15 +221,20 @@ def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
             f"the label run '{run}' was packed without texts, but the arbiter '{arbiter.name}' reads questions and "
             "answers. Use the original label run, or one that contains the probabilities of this arbiter."
         )
-    answers = [answer for row in rows for answer in (row.closed, row.open) if answer is not None]
-    missing = ""
-    if arbiter.needs_passages and not any(row.passages for row in rows):
-        missing = "passages"
-    elif Signal.LOGPROBS in arbiter.needs and all(answer.tokens is None for answer in answers):
-        missing = "log-probabilities"
+    missing = _find_missing_signal(rows, arbiter)
     if missing:
         raise UnsupportedSignal(
             f"the arbiter '{arbiter.name}' needs {missing}, which the label run '{run}' does not contain. Label the "
             f"questions again with {missing}, or fit the arbiter on label runs without them.",
             brief=f"the label run has no {missing}",
         )
+
+
+def _find_missing_signal(rows: Sequence[LabelRow], arbiter: Arbiter) -> str:
+    """Return what the arbiter needs and no row has: 'passages', 'log-probabilities' or ''."""
+    if arbiter.needs_passages and not any(row.passages for row in rows):
+        return "passages"
+    answers = [answer for row in rows for answer in (row.closed, row.open) if answer is not None]
+    if Signal.LOGPROBS in arbiter.needs and all(answer.tokens is None for answer in answers):
+        return "log-probabilities"
+    return ""

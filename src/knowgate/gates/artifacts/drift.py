@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from knowgate.errors import ArtifactError, BadInput
 from knowgate.gates.artifacts.gate_folder import REFERENCE_FILE, Artifact, Tensors
 from knowgate.gates.artifacts.networks import TensorValidator, check_feature_width
 from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Model, Question, Reading, SignalRequest, Vector
 
 DISTANCE_PREFIX = "distance."
@@ -39,6 +40,7 @@ MAX_DIRECTIONS = 16  # maximum number of principal directions
 MAX_ROWS = 2_000  # training questions to use; enough to estimate 16 directions
 EDGE_QUANTILE = 0.99  # questions farther away than this share of held-out questions are far
 FAR_DISTANCE = 1.0 + 1e-6  # tolerates rounding of questions at the edge
+MIN_DEVIATION = 1e-6  # smaller deviations, variances and distances are rounding errors
 MIN_REPORTED_SHARE = 0.05  # warn if more than this share of questions is far; .01 is expected by chance
 
 REFERENCE_COUNT = 10  # training questions that are stored with their hidden states
@@ -112,24 +114,28 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
     rows = features[::step].astype(np.float64)  # at most MAX_ROWS, evenly spaced
     mean = rows.mean(axis=0)
     deviation = rows.std(axis=0)
-    scale = np.where(deviation < 1e-6, 1.0, deviation)
-    standardized = (rows - mean) / scale
-    variances, directions = np.linalg.eigh(standardized.T @ standardized / len(rows))
-    variances = variances[::-1]  # eigh returns them in increasing order, but the largest come first here
-    directions = directions[:, ::-1]
-    count = max(1, min(MAX_DIRECTIONS, rows.shape[1] // 2, len(rows) // 4))
-    other_variance = float(variances[count:].mean()) if len(variances) > count else 0.0
-    arrays = {
-        "mean": mean,
-        "scale": scale,
-        "directions": directions[:, :count],
-        "along": np.maximum(variances[:count], 1e-6),
-        "across": np.array([max(other_variance, 1e-6)]),
-        "edge": np.array([1.0]),  # until the distances of held-out questions are known
-    }
+    scale = np.where(deviation < MIN_DEVIATION, 1.0, deviation)  # constant features are not divided by zero
+    axes = _find_principal_axes((rows - mean) / scale)
+    arrays = {"mean": mean, "scale": scale, **axes, "edge": np.array([1.0])}
     tensors = {f"{DISTANCE_PREFIX}{name}": array.astype(np.float32) for name, array in arrays.items()}
-    edge = np.quantile(compute_distances(tensors, held_out), EDGE_QUANTILE)
-    return {**tensors, f"{DISTANCE_PREFIX}edge": np.array([max(float(edge), 1e-6)], dtype=np.float32)}
+    # With an edge of 1, the distances are not yet divided by that of the farthest held-out questions.
+    edge = float(np.quantile(compute_distances(tensors, held_out), EDGE_QUANTILE))
+    tensors[f"{DISTANCE_PREFIX}edge"] = np.array([max(edge, MIN_DEVIATION)], dtype=np.float32)
+    return tensors
+
+
+def _find_principal_axes(standardized: FloatArray) -> dict[str, FloatArray]:
+    """Find the principal directions of features, with the variances along and across them."""
+    n_rows, n_features = standardized.shape
+    variances, directions = np.linalg.eigh(standardized.T @ standardized / n_rows)
+    variances = variances[::-1]  # eigh returns them in increasing order, but the largest come first here
+    count = max(1, min(MAX_DIRECTIONS, n_features // 2, n_rows // 4))
+    variance_across = float(variances[count:].mean()) if n_features > count else 0.0
+    return {
+        "directions": directions[:, ::-1][:, :count],
+        "along": np.maximum(variances[:count], MIN_DEVIATION),
+        "across": np.array([max(variance_across, MIN_DEVIATION)]),
+    }
 
 
 def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
@@ -224,14 +230,17 @@ def build_reference_files(
         return {}
     # The numbers of ten evenly spaced questions; fewer if there are not as many.
     rows = sorted(set(np.linspace(0, len(questions) - 1, REFERENCE_COUNT).astype(int).tolist()))
-    chosen = [questions[row] for row in rows]
-    records = [{"text": item.text, "lang": item.lang, "choices": list(item.choices)} for item in chosen]
-    states = {}
-    for layer in layers:
-        if any(layer not in readings[row].hidden for row in rows):
-            return {}
-        states[str(layer)] = np.stack([readings[row].hidden[layer] for row in rows]).astype(np.float32)
-    return {REFERENCE_FILE: save(states, {QUESTIONS_KEY: json.dumps(records)})}
+    hidden = [readings[row].hidden for row in rows]
+    if not all(set(layers) <= set(states) for states in hidden):
+        return {}
+    tensors = {str(layer): np.stack([states[layer] for states in hidden]).astype(np.float32) for layer in layers}
+    records = [_format_question(questions[row]) for row in rows]
+    return {REFERENCE_FILE: save(tensors, {QUESTIONS_KEY: json.dumps(records)})}
+
+
+def _format_question(question: Question) -> dict[str, Any]:
+    """Convert a question to a JSON record of the reference file."""
+    return {"text": question.text, "lang": question.lang, "choices": list(question.choices)}
 
 
 def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
@@ -244,14 +253,19 @@ def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
     if not file.is_file():
         return None
     try:
-        with safe_open(str(file), framework="np") as reference:
-            states = {int(name): reference.get_tensor(name) for name in reference.keys()}  # noqa: SIM118 - no mapping
-            records = parse_json((reference.metadata() or {})[QUESTIONS_KEY], REFERENCE_FILE)
-        questions = [_parse_question(record) for record in records]
+        return _parse_reference_file(file)
     except (SafetensorError, BadInput, KeyError, TypeError, ValueError, AttributeError):
         raise artifact.make_error(f"{REFERENCE_FILE} is broken") from None
+
+
+def _parse_reference_file(file: Path) -> ReferenceStates:
+    """Parse a reference file. Every layer must have one hidden state per question."""
+    with safe_open(str(file), framework="np") as reference:
+        states = {int(layer): reference.get_tensor(layer) for layer in reference.keys()}  # noqa: SIM118 - no mapping
+        records = parse_json(reference.metadata()[QUESTIONS_KEY], REFERENCE_FILE)
+    questions = [_parse_question(record) for record in records]
     if not questions or any(block.ndim != 2 or len(block) != len(questions) for block in states.values()):
-        raise artifact.make_error(f"{REFERENCE_FILE} is broken")
+        raise ValueError("not one state per question")
     return ReferenceStates(questions, states)
 
 
@@ -277,26 +291,30 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
     Raises:
         ArtifactError: The states differ, or the gate stores no states to compare with.
     """
-    trained_on, gate = artifact.manifest["model"]["name"], artifact.path.name
+    trained_on = artifact.manifest["model"]["name"]
     reference = read_reference_states(artifact)
     if reference is None or not set(request.layers) <= set(reference.states):
         raise ArtifactError(
             f"cannot check that {model.name} returns the same hidden states as {trained_on}, on which the gate "
-            f"'{gate}' was fitted. Fit the gate again. If both run the same weights, set plug_in=True."
+            f"'{artifact.path.name}' was fitted. Fit the gate again. If both run the same weights, set plug_in=True."
         )
     closed_book_prompts = [prompts.closed(question) for question in reference.questions]
     readings = model.read(closed_book_prompts, SignalRequest(layers=request.layers, resumable=False))
     agreement = measure_state_agreement(reference, readings, request.layers)
     if not agreement.is_sufficient:
-        raise ArtifactError(
-            f"the hidden states of {model.name} differ from those of {trained_on}, on which the gate '{gate}' was "
-            f"fitted. On {agreement.n} prompts the smallest cosine is {agreement.cosine:.4f} (required: "
-            f"{MIN_COSINE}). {agreement.nearest} of {agreement.n} states are closest to the stored state of the same "
-            "prompt. Serve the same weights, list the layers in the server's order, or fit the gate on this server."
-        )
-    return (
-        f"fitted on {trained_on}, whose states the server returns (smallest cosine {agreement.cosine:.4f} on "
-        f"{agreement.n} prompts)"
+        raise _make_disagreement_error(artifact, model, agreement)
+    measured = f"smallest cosine {agreement.cosine:.4f} on {agreement.n} prompts"
+    return f"fitted on {trained_on}, whose states the server returns ({measured})"
+
+
+def _make_disagreement_error(artifact: Artifact, model: Model, agreement: StateAgreement) -> ArtifactError:
+    """Build the error for a server whose hidden states differ from the stored ones."""
+    trained_on = artifact.manifest["model"]["name"]
+    return ArtifactError(
+        f"the hidden states of {model.name} differ from those of {trained_on}, on which the gate "
+        f"'{artifact.path.name}' was fitted. On {agreement.n} prompts the smallest cosine is {agreement.cosine:.4f} "
+        f"(required: {MIN_COSINE}). {agreement.nearest} of {agreement.n} states are closest to the stored state of the "
+        "same prompt. Serve the same weights, list the layers in the server's order, or fit the gate on this server."
     )
 
 
@@ -322,11 +340,16 @@ def measure_state_agreement(
             return StateAgreement(0.0, 0, len(readings))
         cosines = (_normalize(expected) * _normalize(actual)).sum(axis=1)
         min_cosine = min(min_cosine, float(cosines.min()))
-        # States of a layer are similar for all questions, so their mean is subtracted before they are compared.
-        mean = expected.mean(axis=0)
-        similarities = _normalize(actual - mean) @ _normalize(expected - mean).T
-        is_nearest &= similarities.argmax(axis=1) == np.arange(len(readings))
+        is_nearest &= _mark_nearest(expected, actual)
     return StateAgreement(min_cosine, int(is_nearest.sum()), len(readings))
+
+
+def _mark_nearest(expected: Vector, actual: Vector) -> BoolArray:
+    """Return for each actual state whether the expected state of its question is closest."""
+    # States of a layer are similar for all questions, so their mean is subtracted before they are compared.
+    mean = expected.mean(axis=0)
+    similarities = _normalize(actual - mean) @ _normalize(expected - mean).T
+    return np.asarray(similarities.argmax(axis=1) == np.arange(len(actual)))
 
 
 def _normalize(rows: Vector) -> Vector:

@@ -37,6 +37,7 @@ REFERENCE_FILE = "reference.safetensors"  # training questions with hidden state
 ALWAYS_RETRIEVE = -1.0  # a threshold below every need, so that the gate always retrieves
 GATE_KIND = "a fitted gate"
 Tensors = Mapping[str, NDArray[Any]]
+MakeError = Callable[[str], ArtifactError]  # builds the error to raise from a description of the problem
 Verdict = Literal["need", "own"]  # decide by the calibrated need, or by whether the raw score exceeds 0.5
 
 FITTED_FOLDER_HINT = "a folder written by `knowgate fit` (none has this name)"
@@ -111,34 +112,44 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
     Raises:
         ArtifactError: The folder is incomplete, damaged, edited by hand or written by an incompatible version.
     """
-    kind, manifest_file = artifact_format.kind, artifact_format.manifest_file
+    manifest_file = artifact_format.manifest_file
     if not is_artifact(path, manifest_file):
         raise ArtifactError(
-            f"'{path}' is not the folder of a fitted {kind}: it has no {manifest_file}. Create one with "
+            f"'{path}' is not the folder of a fitted {artifact_format.kind}: it has no {manifest_file}. Create one with "
             f"`{artifact_format.command}`."
         )
     folder = expand_path(path)
     make_error = functools.partial(artifact_format.make_error, folder)
     check_artifact_folder(folder, make_error)
     manifest = _read_manifest(folder / manifest_file, artifact_format, make_error)
-    digests = dict(manifest.get("files", {}))  # early versions wrote none
-    if not (folder / REFERENCE_FILE).exists():  # users may delete this file before sharing a gate
-        digests.pop(REFERENCE_FILE, None)
-    weights = (folder / WEIGHTS_FILE).read_bytes() if (folder / WEIGHTS_FILE).is_file() else b""
-    if "weights_sha256" in manifest and hashlib.sha256(weights).hexdigest() != manifest["weights_sha256"]:
-        raise make_error(f"the weights ({WEIGHTS_FILE}) were changed or damaged")
-    check_digests(folder, digests, make_error)
+    weights = _read_weights(folder, manifest, make_error)
+    check_digests(folder, _get_digests(folder, manifest), make_error)
     return Artifact(folder, manifest, _parse_tensors(weights, make_error), artifact_format)
 
 
-def _read_manifest(
-    file: Path, artifact_format: ArtifactFormat, make_error: Callable[[str], ArtifactError]
-) -> dict[str, Any]:
+def _get_digests(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the recorded digests of the files of a folder, by file name."""
+    digests = dict(manifest.get("files", {}))  # early versions wrote none
+    if not (folder / REFERENCE_FILE).exists():  # users may delete this file before sharing a gate
+        digests.pop(REFERENCE_FILE, None)
+    return digests
+
+
+def _read_weights(folder: Path, manifest: Mapping[str, Any], make_error: MakeError) -> bytes:
+    """Read the weights file and check its digest. Without a file, the result is empty."""
+    file = folder / WEIGHTS_FILE
+    weights = file.read_bytes() if file.is_file() else b""
+    if "weights_sha256" in manifest and hashlib.sha256(weights).hexdigest() != manifest["weights_sha256"]:
+        raise make_error(f"the weights ({WEIGHTS_FILE}) were changed or damaged")
+    return weights
+
+
+def _read_manifest(file: Path, artifact_format: ArtifactFormat, make_error: MakeError) -> dict[str, Any]:
     """Read a manifest and check its version, checksum and fields."""
     try:
         manifest = dict(read_json(file))
-        version, checksum = manifest["version"], manifest["checksum"]
-        is_intact = checksum == compute_checksum(manifest)
+        version = manifest["version"]
+        is_intact = manifest["checksum"] == compute_checksum(manifest)
     except KeyError as error:
         raise make_error(f"{file.name} is broken: {error} is missing") from None
     except (BadInput, TypeError, ValueError) as error:
@@ -149,14 +160,21 @@ def _read_manifest(
         )
     if not is_intact:
         raise make_error(f"{file.name} was edited by hand (use `knowgate calibrate` to change the threshold)")
-    try:
-        artifact_format.read_manifest(manifest, file.name)
-    except BadInput as error:
-        raise make_error(str(error)) from None
+    _check_manifest_fields(manifest, file.name, artifact_format, make_error)
     return manifest
 
 
-def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> Tensors:
+def _check_manifest_fields(
+    manifest: Mapping[str, Any], file_name: str, artifact_format: ArtifactFormat, make_error: MakeError
+) -> None:
+    """Raise an error if a field of a manifest is missing or wrong."""
+    try:
+        artifact_format.read_manifest(manifest, file_name)
+    except BadInput as error:
+        raise make_error(str(error)) from None
+
+
+def _parse_tensors(data: bytes, make_error: MakeError) -> Tensors:
     """Parse a weights file in the safetensors format. All numbers must be finite.
 
     Args:
@@ -192,16 +210,24 @@ def write_artifact(
         artifact_format: Whether it is a gate or an arbiter.
     """
     check_replaceable(path, artifact_format.manifest_file, f"a fitted {artifact_format.kind}")
-    weights = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}) if tensors else b""
+    contents = dict(files or {})
+    weights = b""  # the digest of a gate or arbiter without weights is that of no bytes
+    if tensors:
+        weights = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+        contents[WEIGHTS_FILE] = weights
+    header = {"version": FORMAT_VERSION, "weights_sha256": hashlib.sha256(weights).hexdigest()}
     with atomic_folder(path) as folder:
-        if weights:
-            (folder / WEIGHTS_FILE).write_bytes(weights)
-        for name, content in (files or {}).items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+        _write_files(folder, contents)
         write_text(folder / CARD_FILE, card)
-        header = {"version": FORMAT_VERSION, "weights_sha256": hashlib.sha256(weights).hexdigest()}
         _write_manifest(folder, {**manifest, **header}, artifact_format)
+
+
+def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files to a folder, by relative path. Missing subfolders are created."""
+    for relative_path, content in contents.items():
+        file = folder / relative_path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
 
 
 def revise_artifact(
@@ -223,15 +249,16 @@ def revise_artifact(
     in_place = out.exists() and out.resolve() == artifact.path.resolve()
     if not in_place:
         check_replaceable(out, artifact.format.manifest_file, f"a fitted {artifact.format.kind}")
-    with atomic_folder(out.resolve()) as folder:
-        ignore = shutil.ignore_patterns(*(folders or {}))
-        copy_file = _link_or_copy if in_place else shutil.copy2
-        shutil.copytree(artifact.path, folder, ignore=ignore, dirs_exist_ok=True, copy_function=copy_file)
-        for name, source in (folders or {}).items():
-            shutil.move(source, folder / name)
+    new_folders = folders or {}
+    skip_replaced = shutil.ignore_patterns(*new_folders)
+    copy_file = _link_or_copy if in_place else shutil.copy2
+    with atomic_folder(out.resolve()) as target:
+        shutil.copytree(artifact.path, target, ignore=skip_replaced, dirs_exist_ok=True, copy_function=copy_file)
+        for name, source in new_folders.items():
+            shutil.move(source, target / name)
         for name, text in texts.items():
-            write_text(folder / name, text)
-        _write_manifest(folder, manifest, artifact.format)
+            write_text(target / name, text)
+        _write_manifest(target, manifest, artifact.format)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -272,20 +299,26 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     Raises:
         ArtifactError: Model or prompts are different, and `plug_in` is False.
     """
-    fitted_on, fitted_prompts = artifact.manifest["model"], artifact.manifest["prompts"]
-    name = str(fitted_on["name"])
+    fitted_on = artifact.manifest["model"]
+    fitted_prompts = artifact.manifest["prompts"]
     if (fitted_on["fingerprint"], fitted_prompts) == (model.fingerprint, prompts):
         return ""
-    has_same_name = strip_model_prefix(name) == strip_model_prefix(model.name)
-    if is_recorded_model(name) and (model.fingerprint == UNNAMED_FINGERPRINT or has_same_name):
+    if _is_import_of(str(fitted_on["name"]), model):
         return ""
     if plug_in:
-        return f"plug-in, fitted on {name}"
+        return f"plug-in, fitted on {fitted_on['name']}"
     raise ArtifactError(
-        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {fitted_on['fingerprint']}, "
-        f"prompts {fitted_prompts}), but your LLM is {model.name} (model {model.fingerprint}, prompts {prompts}). Use "
-        "the same LLM and prompts, or fit it on your LLM. To use it anyway, set plug_in=True."
+        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {fitted_on['name']} (model "
+        f"{fitted_on['fingerprint']}, prompts {fitted_prompts}), but your LLM is {model.name} (model "
+        f"{model.fingerprint}, prompts {prompts}). Use the same LLM and prompts, or fit it on your LLM. To use it "
+        "anyway, set plug_in=True."
     )
+
+
+def _is_import_of(recorded_name: str, model: ModelIdentity) -> bool:
+    """Return whether a name stands for imported answers of this model."""
+    has_same_name = strip_model_prefix(recorded_name) == strip_model_prefix(model.name)
+    return is_recorded_model(recorded_name) and (has_same_name or model.fingerprint == UNNAMED_FINGERPRINT)
 
 
 class FittedGateSpec(NamedTuple):

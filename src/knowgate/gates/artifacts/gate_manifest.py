@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.core.schema import NonNegativeInt, NumberRange, UnitInterval, read_record
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, BadSetting
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.metrics import PROBABILITY_FLOOR
 from knowgate.types import Signal
@@ -352,3 +352,31 @@ def check_calibration(calibration: CalibrationRecord, where: str) -> None:
     is_increasing = sorted(x) == list(x) and sorted(y) == list(y)
     if calibration.kind == "isotonic" and not (x and len(x) == len(y) and is_increasing):
         raise BadInput(f"{where}: `calibration` must have as many x values as y values, both in increasing order.")
+
+
+def check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise BadSetting if label runs and gate differ in draft length or samples.
+
+    Args:
+        manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
+        settings: Settings of the label runs, which are folders of recorded answers.
+    """
+    for setting, expected in _list_reading_lengths(manifest).items():
+        recorded = settings.get(setting)
+        if recorded not in (None, expected):  # None: the label runs do not record this setting
+            raise BadSetting(
+                f"the gate was fitted with {setting}={expected}, but the label runs have {setting}={recorded}. Label "
+                f"the questions with {setting}={expected}."
+            )
+
+
+def _list_reading_lengths(manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Return the draft length and number of samples that a gate depends on, by setting."""
+    request = manifest["want"]
+    features = manifest["options"].get("features", ())
+    lengths = {}
+    if request.get("draft_tokens", 0) > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
+        lengths["max_tokens"] = request["draft_tokens"]
+    if "certainty" in features or "agreement" in features:
+        lengths["samples"] = request.get("samples", 0)
+    return lengths

@@ -26,7 +26,7 @@ Shape = tuple[int | None, ...]
 class TensorValidator:
     """Checks that a fitted gate or arbiter has exactly the expected tensors.
 
-    Call `require` for each tensor, then `reject_others`.
+    Call `require` for each tensor, then `reject_unknown`.
     """
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]):
@@ -55,12 +55,14 @@ class TensorValidator:
             )
         if not np.issubdtype(tensor.dtype, np.floating):
             raise BadInput(f"the tensor '{name}' holds {tensor.dtype}, not floating-point numbers.")
-        if float(np.abs(tensor).max()) > MAX_WEIGHT or (positive and float(tensor.min()) < MIN_DIVISOR):
+        is_too_large = float(np.abs(tensor).max()) > MAX_WEIGHT
+        is_too_small = positive and float(tensor.min()) < MIN_DIVISOR
+        if is_too_large or is_too_small:
             limits = "too large or too small" if positive else "too large"
             raise BadInput(f"the tensor '{name}' contains numbers that are {limits}.")
         return tensor
 
-    def reject_others(self) -> None:
+    def reject_unknown(self) -> None:
         """Raise BadInput if any tensor was not required."""
         if self._remaining:
             raise BadInput(f"unknown tensor '{min(self._remaining)[:80]}'.")

@@ -50,11 +50,9 @@ def bound_changed_answers(
         answers.
     """
     gives_closed = is_skipped if choices is None else is_skipped | choices.from_memory
-    pairs = []  # texts of the closed-book and the open-book answer, where the closed-book answer is given
-    for index in np.flatnonzero(gives_closed & is_held):
-        row = table.rows[int(index)]
-        if row.closed is not None and row.open is not None:
-            pairs.append((row.closed.text, row.open.text))
+    rows = [table.rows[index] for index in np.flatnonzero(gives_closed & is_held).tolist()]
+    # Texts of both answers, where the closed-book answer is given.
+    pairs = [(row.closed.text, row.open.text) for row in rows if row.closed is not None and row.open is not None]
     has_texts = any(closed or opened for closed, opened in pairs)
     n = int(is_held.sum())
     if not n or (pairs and not has_texts):

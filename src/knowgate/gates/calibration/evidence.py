@@ -6,14 +6,18 @@ It is stored in `gate.json`, described in the model card and in one sentence, an
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from knowgate.core.display import TextTable
+from knowgate.core.files import sha256_text
 from knowgate.data.runs.columns import describe_synthetic
+from knowgate.data.runs.table import LabelTable
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, CARD_FILE, Artifact, revise_artifact
-from knowgate.gates.calibration.threshold_choice import ThresholdResult
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult
+from knowgate.labels.options import count_shown_passages
 from knowgate.stats.proportions import wilson_interval
 
 TargetKind = Literal["guarantee", "budget", "accuracy"]
@@ -67,21 +71,28 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
 def _describe_setup(evidence: Mapping[str, Any]) -> str:
     """Describe the setup of a threshold in one sentence: LLM, prompts, passages, arbiter, grader."""
     action = "Tested" if evidence.get("test_only") else "Chosen"
-    retriever = evidence["retriever"]
     parts = [
         f"{action} on {evidence['created']} for {evidence['model']['name']}",
         f"prompts {evidence['prompts']}",
-        f"passages from {retriever['name']} ({retriever['fingerprint'] or 'no fingerprint'})",
+        *_describe_passages(evidence),
     ]
-    if reranker := evidence.get("reranker"):
-        parts.append(f"chosen by the reranker {reranker['name']} ({reranker['fingerprint']})")
-    if k := evidence.get("k"):
-        parts.append(f"{k} at a time")
     if max_tokens := evidence.get("max_tokens"):
         parts.append(f"answers of up to {max_tokens} tokens")
     if arbiter := evidence.get("arbiter"):
         parts.append(f"with the arbiter {arbiter['name']} ({arbiter['fingerprint']})")
-    return ", ".join([*parts, f"graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}."])
+    parts.append(f"graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}.")
+    return ", ".join(parts)
+
+
+def _describe_passages(evidence: Mapping[str, Any]) -> list[str]:
+    """Describe where passages come from, who chooses them, and how many are shown."""
+    retriever = evidence["retriever"]
+    parts = [f"passages from {retriever['name']} ({retriever['fingerprint'] or 'no fingerprint'})"]
+    if reranker := evidence.get("reranker"):
+        parts.append(f"chosen by the reranker {reranker['name']} ({reranker['fingerprint']})")
+    if k := evidence.get("k"):
+        parts.append(f"{k} at a time")
+    return parts
 
 
 def _render_counts(evidence: Mapping[str, Any]) -> str:
@@ -127,17 +138,13 @@ def _summarize_guarantee(threshold: float, evidence: Mapping[str, Any]) -> str:
 
     `harmed` counts lost answers, `gained` won ones.
     """
-    arbiter = evidence.get("arbiter")
-    always = threshold == ALWAYS_RETRIEVE
     loss = _format_percent(evidence["epsilon"])
     confidence = _format_percent(1 - evidence["delta"])
-    if always and not arbiter and evidence.get("test_only"):
-        return "The policy is to always retrieve, so nothing is lost against always retrieving."
-    if always and not arbiter:
+    if threshold == ALWAYS_RETRIEVE and not evidence.get("arbiter"):
+        if evidence.get("test_only"):
+            return "The policy is to always retrieve, so nothing is lost against always retrieving."
         return f"No threshold is proven to lose at most {loss} with {confidence} confidence: always retrieve."
-    rule = "Always retrieving" if always else f"Threshold {threshold:g}"
-    if arbiter:
-        rule += f" with the arbiter {arbiter['name']}"
+    rule = _name_rule(threshold, evidence.get("arbiter"))
     counts = f"{evidence['harmed']} lost, {evidence.get('gained', 0)} gained among {evidence['n']} questions"
     if not evidence.get("proven", True):
         return f"{rule} has no guarantee ({counts})."
@@ -146,6 +153,12 @@ def _summarize_guarantee(threshold: float, evidence: Mapping[str, Any]) -> str:
         f"{rule} loses at most {loss} of the answers{net} against always retrieving, with {confidence} confidence "
         f"({counts}, p = {evidence['p_value']:.2g})."
     )
+
+
+def _name_rule(threshold: float, arbiter: Mapping[str, Any] | None) -> str:
+    """Name a threshold and its arbiter, as the subject of a sentence."""
+    rule = "Always retrieving" if threshold == ALWAYS_RETRIEVE else f"Threshold {threshold:g}"
+    return f"{rule} with the arbiter {arbiter['name']}" if arbiter else rule
 
 
 def _format_percent(share: float) -> str:
@@ -193,3 +206,46 @@ def _format_share(hits: int, n: int) -> str:
     """Format a share with its Wilson interval."""
     low, high = wilson_interval(hits, n)
     return f"{hits / n:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the setup of a threshold (LLM, prompts, retriever) for `gate.json`.
+
+    Args:
+        table: Recorded answers, with the settings with which they were generated.
+        outcomes: Grades of the questions that the threshold was chosen on.
+        keys: Fingerprints of these questions.
+    """
+    settings = table.settings
+    return {
+        "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
+        "prompts": settings["prompts_fingerprint"],
+        "retriever": {"name": settings.get("retriever"), "fingerprint": settings.get("retriever_fingerprint")},
+        "k": count_shown_passages(settings.get("k"), settings.get("retriever_fingerprint")),
+        "max_tokens": settings.get("max_tokens"),
+        "open_prompts": settings.get("open_prompts"),
+        "reranker": _describe_reranker(settings),
+        "grader": ", ".join(sorted({row.grader for row in table.rows})),
+        "runs": [Path(run).name for run in table.runs],
+        "synthetic": int(table.is_synthetic.sum()),
+        "data_hash": _hash_grades(outcomes, keys),
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _describe_reranker(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the reranker of label runs for `gate.json`, or None."""
+    if not settings.get("reranker_fingerprint"):
+        return None
+    return {
+        "name": settings["reranker"],
+        "fingerprint": settings["reranker_fingerprint"],
+        "candidates": settings.get("candidates"),
+    }
+
+
+def _hash_grades(outcomes: GateOutcomes, keys: Sequence[str]) -> str:
+    """Compute a hash of the questions and their grades."""
+    grades = sorted(zip(keys, outcomes.closed_right.tolist(), outcomes.open_right.tolist(), strict=True))
+    lines = [f"{key} {closed} {opened}" for key, closed, opened in grades]
+    return sha256_text(*lines)[:16]

@@ -27,6 +27,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,11 +83,10 @@ def learn_then_test(
     harmed = count_harmed(outcomes, grid)  # number of questions at each threshold
     gained = count_gained(outcomes, grid)
     if form == "harm":
-        p_values = [float(p) for p in compute_harm_p_values(harmed, n, epsilon)]
+        p_values = compute_harm_p_values(harmed, n, epsilon).tolist()
     else:
         p_values = _walk_net_p_values(harmed, gained, n, epsilon, delta)
-    passed = list(itertools.takewhile(lambda p_value: p_value <= delta, p_values))
-    index = max(0, len(passed) - 1)  # of the highest threshold that passes; the first one always retrieves
+    index = _find_highest_passing(p_values, delta)
     if not (outcomes.needs <= grid[index]).any():
         index = 0  # a threshold that skips no question is reported as "always retrieve"
     # Without an arbiter, always retrieving loses nothing against itself.
@@ -95,6 +95,12 @@ def learn_then_test(
         threshold=float(grid[index]), epsilon=epsilon, delta=delta, n=n, p_value=p_values[index], form=form,
         harmed=int(harmed[index]), gained=int(gained[index]), proven=proven,
     )  # fmt: skip
+
+
+def _find_highest_passing(p_values: Sequence[float], delta: float) -> int:
+    """Return the index of the last p-value before one exceeds delta; 0 if the first does."""
+    passed = list(itertools.takewhile(lambda p_value: p_value <= delta, p_values))
+    return max(0, len(passed) - 1)
 
 
 def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: float, delta: float) -> list[float]:

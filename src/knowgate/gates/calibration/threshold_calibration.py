@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.display import TextTable
-from knowgate.core.files import sha256_text
 from knowgate.core.options import Options, Seed, UserPath, option, with_options
 from knowgate.data.runs.folder import RunFolder, RunsLike, resolve_run_paths
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import fingerprint_question, mark_held_out
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
-from knowgate.gates.arbiters.offline_arbitration import ProgressCallback, arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.offline_arbitration import (
+    ArbiterChoices,
+    ProgressCallback,
+    arbitrate,
+    get_arbiter_folder,
+)
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
-from knowgate.gates.artifacts.gate_manifest import LossForm
+from knowgate.gates.artifacts.gate_manifest import LossForm, check_reading_lengths
 from knowgate.gates.calibration import threshold_choice
 from knowgate.gates.calibration.changed_answers import bound_changed_answers
-from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
+from knowgate.gates.calibration.evidence import (
+    TargetKind,
+    build_calibration_table,
+    describe_setup,
+    save_threshold,
+    summarize_threshold,
+)
 from knowgate.gates.calibration.guarantee import compute_required_rows, learn_then_test
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
+from knowgate.gates.calibration.threshold_choice import (
+    GateOutcomes,
+    ThresholdResult,
+    check_any_harm,
+    evaluate_threshold,
+)
 from knowgate.gates.fitted_gate import get_gate_folder, get_gate_name, get_verdict
 from knowgate.gates.offline_scoring import mark_seen_rows, score_gate
 from knowgate.labels.options import count_shown_passages
+from knowgate.stats.metrics import BoolArray
 from knowgate.types import Arbiter, Gate
 from knowgate.types.markup import escape_html
 
@@ -76,23 +92,27 @@ class CalibrationOptions(Options):
         Raises:
             BadSetting: Not exactly one target is set, or `confidence` or `net` is set without `max_loss`.
         """
-        is_chosen: dict[TargetKind, bool] = {
+        is_set: dict[TargetKind, bool] = {
             "guarantee": self.max_loss is not None,
             "budget": self.retrieval_rate is not None,
             "accuracy": self.best_accuracy,
         }
-        kinds = [kind for kind in is_chosen if is_chosen[kind]]
-        if len(kinds) != 1:
+        targets = [target for target in is_set if is_set[target]]
+        if len(targets) != 1:
             raise BadSetting(
                 "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`, the possible goals of the "
-                f"threshold. Now {len(kinds)} of them are set."
+                f"threshold. Now {len(targets)} of them are set."
             )
+        self._check_guarantee_options()
+        return targets[0]
+
+    def _check_guarantee_options(self) -> None:
+        """Raise BadSetting if `net` or `confidence` is set without `max_loss`."""
         if self.max_loss is None and (self.net or self.confidence is not None):
             raise BadSetting(
                 "`net` and `confidence` have an effect only with `max_loss`, the limit on lost right answers. Set "
                 "`max_loss`, or leave them out."
             )
-        return kinds[0]
 
     @property
     def delta(self) -> float:
@@ -161,6 +181,28 @@ class Calibration:
         return f"<p>{escape_html(get_gate_name(self.source))}: {escape_html(self.sentence)}</p>{self.table.html()}"
 
 
+@dataclass(frozen=True)
+class _CalibrationRows:
+    """Rows of label runs that choose or test a threshold.
+
+    Attributes:
+        table: The rows.
+        keys: Fingerprint of the question of each row.
+        is_held: Whether each row is held out to test the threshold.
+        left_out: Number of rows that cannot be used, by reason.
+    """
+
+    table: LabelTable
+    keys: NDArray[np.str_]
+    is_held: BoolArray
+    left_out: dict[str, int]
+
+    @property
+    def chosen_keys(self) -> list[str]:
+        """Fingerprints of the questions that the threshold is chosen on."""
+        return [str(key) for key in self.keys[~self.is_held]]
+
+
 @with_options(CalibrationOptions)
 def calibrate(
     gate: str | Path | Gate,
@@ -192,6 +234,17 @@ def calibrate(
         >>> calibrate("my-gate", "runs/calibration", max_loss=0.02)  # doctest: +SKIP
     """
     gate = str(gate) if isinstance(gate, Path) else gate
+    _check_gate_and_options(gate, options)
+    arbiter = _normalize_arbiter(arbiter or get_policy_arbiter(gate))
+    calibration = find_threshold(gate, resolve_run_paths(runs), options, arbiter, on_progress)
+    folder = get_gate_folder(gate)
+    if folder is None:  # the gate is not fitted, so it stores no threshold
+        return calibration
+    return replace(calibration, source=save_calibration(calibration, folder, options.out))
+
+
+def _check_gate_and_options(gate: str | Gate, options: CalibrationOptions) -> None:
+    """Raise BadSetting if the threshold of a gate cannot be chosen with these options."""
     if isinstance(gate, str):
         check_gate_spec(gate)
     folder = get_gate_folder(gate)
@@ -205,13 +258,12 @@ def calibrate(
             "',verdict=own' selects the uncalibrated score, but a threshold is chosen for the calibrated score. Use "
             f"'{folder}'."
         )
-    arbiter = arbiter or get_policy_arbiter(gate)
+
+
+def _normalize_arbiter(arbiter: str | Path | Arbiter | None) -> str | Arbiter | None:
+    """Convert a path to text, and 'none' to None."""
     arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
-    arbiter = None if arbiter == NO_ARBITER else arbiter
-    calibration = find_threshold(gate, resolve_run_paths(runs), options, arbiter, on_progress)
-    if folder is None:
-        return calibration
-    return replace(calibration, source=save_calibration(calibration, folder, options.out))
+    return None if arbiter == NO_ARBITER else arbiter
 
 
 def find_threshold(
@@ -225,31 +277,53 @@ def find_threshold(
     folder = get_gate_folder(gate)
     artifact = read_artifact(folder) if folder is not None else None
     kind = options.kind
-    table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, get_arbiter_folder(arbiter))
+    rows = _load_rows(runs, options, artifact, get_arbiter_folder(arbiter))
+    choices = None if arbiter is None else arbitrate(rows.table, arbiter, on_progress=on_progress)
+    outcomes = _score_outcomes(rows.table, gate, choices)
+    if kind != "budget":
+        check_any_harm(outcomes)
+    chosen_outcomes = outcomes.select(~rows.is_held)
+    held_outcomes = outcomes.select(rows.is_held)
+    threshold, facts = _choose_threshold(chosen_outcomes, options)
+    chosen_result = evaluate_threshold(chosen_outcomes, threshold)
+    held_result = evaluate_threshold(held_outcomes, threshold) if len(held_outcomes) else None
+    is_skipped = outcomes.needs <= threshold
+    evidence = {
+        **facts,
+        "chosen_on": chosen_result.to_record(),
+        "held_out": held_result.to_record() if held_result else None,
+        "changed": bound_changed_answers(rows.table, is_skipped, choices, rows.is_held, options.delta),
+        **_describe_rows(rows, chosen_outcomes, choices),
+        "seed": options.seed,
+    }
+    return Calibration(kind, threshold, chosen_result, held_result, evidence, rows.chosen_keys, gate)
+
+
+def _describe_rows(rows: _CalibrationRows, outcomes: GateOutcomes, choices: ArbiterChoices | None) -> dict[str, Any]:
+    """Describe for `gate.json` the rows that a threshold was chosen on, and their arbiter."""
+    return {
+        **describe_setup(rows.table, outcomes, rows.chosen_keys),
+        "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
+        "left_out": rows.left_out,
+    }
+
+
+def _load_rows(
+    runs: Sequence[Path], options: CalibrationOptions, artifact: Artifact | None, arbiter_folder: str | None
+) -> _CalibrationRows:
+    """Load the usable rows of label runs, and choose which are held out."""
+    table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, arbiter_folder)
     keys = np.array([fingerprint_question(question) for question in table.questions])
     is_held = mark_held_out(keys.tolist(), options.held_out, options.seed)
     _check_enough_questions(int((~is_held).sum()), len(keys), options, left_out)
-    choices = None if arbiter is None else arbitrate(table, arbiter, on_progress=on_progress)
+    return _CalibrationRows(table, keys, is_held, left_out)
+
+
+def _score_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices | None) -> GateOutcomes:
+    """Score a gate on a table, and add the grades of all answers."""
+    needs = score_gate(table, gate).needs
     arbitrated_right = None if choices is None else choices.right
-    outcomes = GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, arbitrated_right)
-    if kind != "budget":
-        _check_any_harm(outcomes)
-    chosen_outcomes = outcomes.select(~is_held)
-    threshold, facts = _choose_threshold(chosen_outcomes, options)
-    chosen = evaluate_threshold(chosen_outcomes, threshold)
-    held_result = evaluate_threshold(outcomes.select(is_held), threshold) if is_held.any() else None
-    chosen_keys = keys[~is_held].tolist()
-    evidence = {
-        **facts,
-        "chosen_on": chosen.to_record(),
-        "held_out": held_result.to_record() if held_result else None,
-        "changed": bound_changed_answers(table, outcomes.needs <= threshold, choices, is_held, options.delta),
-        **describe_setup(table, chosen_outcomes, chosen_keys),
-        "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
-        "left_out": left_out,
-        "seed": options.seed,
-    }
-    return Calibration(kind, threshold, chosen, held_result, evidence, chosen_keys, gate)
+    return GateOutcomes(needs, table.closed_right, table.always_right, arbitrated_right)
 
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> str:
@@ -275,9 +349,6 @@ def _choose_threshold(outcomes: GateOutcomes, options: CalibrationOptions) -> tu
     return threshold_choice.choose_for_accuracy(outcomes), {"n": len(outcomes)}
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
 def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
     """Load the rows of label runs. All runs must fit one threshold.
 
@@ -299,18 +370,23 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     """Raise BadSetting if label runs differ in passages per question or in prompts."""
     settings = [RunFolder(run).settings() for run in runs]
     counts = [count_shown_passages(item.get("k"), item.get("retriever_fingerprint")) for item in settings]
-    prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
     if len(set(counts)) > 1:
-        run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
-        raise BadSetting(
-            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
-            "number. Calibrate on runs with the same `k`."
-        )
+        raise _make_count_error(runs, counts)
+    prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
     if len(prompts) > 1:
         raise BadSetting(
             "the label runs use different prompts for passages, but a threshold is valid for only one prompt. Calibrate "
             "on runs with the same `prompts`."
         )
+
+
+def _make_count_error(runs: Sequence[Path], counts: Sequence[int | None]) -> BadSetting:
+    """Build the error for label runs with different numbers of passages; None means all."""
+    run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
+    return BadSetting(
+        f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
+        "number. Calibrate on runs with the same `k`."
+    )
 
 
 def select_usable_rows(
@@ -338,9 +414,6 @@ def select_usable_rows(
     return usable, {reason: count for reason, count in left_out.items() if count}
 
 
-# --- checks and record ----------------------------------------------------------------------------
-
-
 def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, left_out: Mapping[str, int]) -> None:
     """Raise BadInput if there are too few questions to choose a threshold on.
 
@@ -362,15 +435,6 @@ def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, 
     )
 
 
-def _check_any_harm(outcomes: GateOutcomes) -> None:
-    """Raise BadInput if passages correct no wrong answer. Every threshold would then be equally safe."""
-    if not outcomes.harmed.any():
-        raise BadInput(
-            f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
-            "passages with `knowgate report`, or use the gate 'never'."
-        )
-
-
 def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
     """Raise an error if the gate and the label runs do not fit together."""
     manifest, settings = artifact.manifest, table.settings
@@ -381,61 +445,6 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
             f"gate's LLM and prompts. Gate: {model['name']} ({model['fingerprint']}), prompts {prompts}. Label runs: "
             f"{settings['model']} ({settings['model_fingerprint']}), prompts {settings['prompts_fingerprint']}."
         )
-    _check_reading_lengths(manifest, settings)
+    check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():
         raise ArtifactError(f"the gate '{artifact.path}' has no list of training questions, {SEEN_FILE}. Fit it again.")
-
-
-def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise BadSetting if label runs and gate differ in draft length or samples.
-
-    Args:
-        manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
-        settings: Settings of the label runs, which are folders of recorded answers.
-    """
-    request, features = manifest["want"], manifest["options"].get("features", ())
-    expected = {}
-    if request.get("draft_tokens", 0) > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
-        expected["max_tokens"] = request["draft_tokens"]
-    if "certainty" in features or "agreement" in features:
-        expected["samples"] = request.get("samples", 0)
-    for setting, value in expected.items():
-        recorded = settings.get(setting)
-        if recorded not in (None, value):
-            raise BadSetting(
-                f"the gate was fitted with {setting}={value}, but the label runs have {setting}={recorded}. Label the "
-                f"questions with {setting}={value}."
-            )
-
-
-def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the setup of a threshold (LLM, prompts, retriever) for `gate.json`.
-
-    Args:
-        table: Recorded answers, with the settings with which they were generated.
-        outcomes: Grades of the questions that the threshold was chosen on.
-        keys: Fingerprints of these questions.
-    """
-    settings = table.settings
-    reranker = None
-    if settings.get("reranker_fingerprint"):
-        reranker = {
-            "name": settings["reranker"],
-            "fingerprint": settings["reranker_fingerprint"],
-            "candidates": settings.get("candidates"),
-        }
-    grades = sorted(zip(keys, outcomes.closed_right.tolist(), outcomes.open_right.tolist(), strict=True))
-    return {
-        "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
-        "prompts": settings["prompts_fingerprint"],
-        "retriever": {"name": settings.get("retriever"), "fingerprint": settings.get("retriever_fingerprint")},
-        "k": count_shown_passages(settings.get("k"), settings.get("retriever_fingerprint")),
-        "max_tokens": settings.get("max_tokens"),
-        "open_prompts": settings.get("open_prompts"),
-        "reranker": reranker,
-        "grader": ", ".join(sorted({row.grader for row in table.rows})),
-        "runs": [Path(run).name for run in table.runs],
-        "synthetic": int(table.is_synthetic.sum()),
-        "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in grades))[:16],
-        "created": time.strftime("%Y-%m-%d", time.gmtime()),
-    }

@@ -175,6 +175,15 @@ class GateOutcomes:
         return GateOutcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows], arbitrated)
 
 
+def check_any_harm(outcomes: GateOutcomes) -> None:
+    """Raise BadInput if passages correct no wrong answer. Every threshold would then be equally safe."""
+    if not outcomes.harmed.any():
+        raise BadInput(
+            f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
+            "passages with `knowgate report`, or use the gate 'never'."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThresholdResult(ThresholdCounts):
     """Counts and rates of a gate with one threshold on graded questions."""

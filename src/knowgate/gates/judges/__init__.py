@@ -76,6 +76,9 @@ class AnswerJudge(Protocol):
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens of the judge."""
 
+    def shorten(self, question: Question) -> Question:
+        """Return the question, cut to a maximum number of tokens."""
+
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the members of the ensemble."""
 
@@ -111,12 +114,12 @@ def encode_answers(
     Args:
         prompt_name: What to ask the judge, a key of `ANSWER_PROMPTS`.
         judge: The judge.
-        questions: The questions.
+        questions: The questions. Long ones are cut.
         texts: The LLM's answers.
         tokens: How many tokens of each answer the judge reads; with 0 it reads the question only.
     """
     prompt, encoded = ANSWER_PROMPTS[prompt_name], []
-    for question, text in zip(questions, texts, strict=True):
+    for question, text in zip(map(judge.shorten, questions), texts, strict=True):
         answer = judge.truncate(text, tokens) if tokens else None
         # An encoder reads question and answer (the first two arguments), every other judge the prompt (the third).
         answer_for_encoder = None if answer is None else answer + prompt.encoder_suffix

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,7 +27,7 @@ from knowgate.models.llamacpp.classifier import LlamaCppClassifier
 from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.models.tokenization import LabelPromptTokens, TurnTemplate, encode_labels
 from knowgate.stats.metrics import FloatArray, sigmoid
-from knowgate.types import ModelIdentity
+from knowgate.types import ModelIdentity, Question
 
 if TYPE_CHECKING:
     from knowgate.models.hf.model import HFModel
@@ -41,6 +41,9 @@ STARTUP_CHECKS = 2  # number of reference prompts that are run when a judge is l
 # Maximum change of a predicted probability after the export. q8_0 quantization changes it by thousandths, a broken
 # build of llama.cpp by tenths.
 MAX_DEVIATION = 0.1
+MAX_QUESTION_TOKENS = (
+    512  # of a question that a judge reads; a server decides on questions of any length in bounded time
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,19 @@ class JudgeMember:
             yield self.model
 
 
+def shorten_question(question: Question, tokenize: Callable[[str], Sequence[int]]) -> Question:
+    """Return the question, cut after `MAX_QUESTION_TOKENS` tokens.
+
+    Args:
+        question: The question. Its choices are not cut.
+        tokenize: Returns the tokens of a text.
+    """
+    text = question.text
+    while (n_tokens := len(tokenize(text))) > MAX_QUESTION_TOKENS:
+        text = text[: len(text) * MAX_QUESTION_TOKENS // n_tokens]
+    return question if text == question.text else replace(question, text=text)
+
+
 @dataclass(frozen=True)
 class CausalJudge:
     """A language model as judge. It answers a prompt with one of two labels, such as Yes or No.
@@ -167,16 +183,21 @@ class CausalJudge:
         positions = [] if parts else [len(ids) - 1]
         for number, part in enumerate(parts):
             tokens = self.model.tokenize(part)
-            if number and tokens[0] not in self.label_tokens:
-                raise BadSetting(
-                    f"{self.model.name} cannot be a judge here: its tokenizer splits the label in '{part}' "
-                    "differently than the label alone. Choose a different base model."
-                )
+            if number > 0:  # the first part starts with no label
+                self._check_starts_with_label(part, tokens)
             ids = ids + tokens
             positions.append(len(ids) - 1)  # the last token of the part predicts the label after it
         self.model.check_length(len(ids), 1)
         has_prefix = ids[: len(self.shared_prefix)] == self.shared_prefix
         return LabelPromptTokens(ids, positions, len(self.shared_prefix) if has_prefix else 0)
+
+    def _check_starts_with_label(self, part: str, tokens: Sequence[int]) -> None:
+        """Raise BadSetting if the first token of a part is not a label."""
+        if tokens[0] not in self.label_tokens:
+            raise BadSetting(
+                f"{self.model.name} cannot be a judge here: its tokenizer splits the label in '{part}' "
+                "differently than the label alone. Choose a different base model."
+            )
 
     @functools.cached_property
     def shared_prefix(self) -> list[int]:
@@ -192,6 +213,10 @@ class CausalJudge:
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize the prompt `text`. `question` and `answer` are ignored; only encoders read them."""
         return self.encode(text)
+
+    def shorten(self, question: Question) -> Question:
+        """Return the question, cut after `MAX_QUESTION_TOKENS` tokens."""
+        return shorten_question(question, self.model.tokenize)
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Predict for each prompt how probably the LLM knows the answer. Predictions are averaged over the ensemble."""
@@ -384,6 +409,10 @@ class LlamaJudge:
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens."""
         return self.members[0].decode(self.members[0].tokenize(text.strip())[:n_tokens]).strip()
+
+    def shorten(self, question: Question) -> Question:
+        """Return the question, cut after `MAX_QUESTION_TOKENS` tokens."""
+        return shorten_question(question, self.members[0].tokenize)
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the members."""

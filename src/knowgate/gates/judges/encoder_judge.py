@@ -19,6 +19,7 @@ from knowgate.errors import WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.stats.metrics import FloatArray, sigmoid
+from knowgate.types import Question
 
 if TYPE_CHECKING:
     import torch
@@ -68,16 +69,14 @@ class PairEncoder:
 
         torch.manual_seed(self.seed)  # a folder without a classification head gets a random one
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        with (
-            silence_transformers(),
-            translate_loading_errors(str(self.source)),
-            tempfile.TemporaryDirectory() as scratch,
-        ):
+        quiet, errors = silence_transformers(), translate_loading_errors(str(self.source))
+        with quiet, errors, tempfile.TemporaryDirectory() as scratch:
             folder = _prepare_folder(self.source, Path(scratch))
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self.model = AutoModelForSequenceClassification.from_pretrained(
+            model = AutoModelForSequenceClassification.from_pretrained(
                 folder, num_labels=1, local_files_only=True, dtype=torch.float32, use_safetensors=True
-            ).to(device)
+            )
+            self.model = model.to(device)
         self.model.eval()
 
     def encode(self, question: str, answer: str) -> list[int]:
@@ -130,6 +129,10 @@ class EncoderJudge:
         )["offset_mapping"]
         end = offsets[-1][1] if offsets else 0  # where the last token ends in the text
         return text[:end]
+
+    def shorten(self, question: Question) -> Question:
+        """Return the question unchanged, because `encode_answer` cuts the pair to the encoder's maximum length."""
+        return question
 
     def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, as predicted by one encoder."""

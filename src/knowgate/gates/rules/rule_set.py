@@ -100,11 +100,7 @@ class Rule:
         """
         import regex
 
-        if NESTED_REPEAT.search(pattern):
-            raise BadSetting(
-                f"the rule '{self.name}' has a pattern with a repetition inside a repetition, '{pattern}'. Matching it "
-                "can take forever. Remove one of the repetitions, or use words = ['...'] instead."
-            )
+        self._check_repetition(pattern)
         try:
             re.compile(pattern)  # rejects more patterns than `regex` does, with clearer messages
             return regex.compile(pattern, regex.IGNORECASE)
@@ -112,6 +108,14 @@ class Rule:
             raise BadSetting(
                 f"the rule '{self.name}' has the invalid regular expression '{pattern}': {error}."
             ) from None
+
+    def _check_repetition(self, pattern: str) -> None:
+        """Raise BadSetting if a pattern has a repetition inside a repetition."""
+        if NESTED_REPEAT.search(pattern):
+            raise BadSetting(
+                f"the rule '{self.name}' has a pattern with a repetition inside a repetition, '{pattern}'. Matching it "
+                "can take forever. Remove one of the repetitions, or use words = ['...'] instead."
+            )
 
     def matches(self, text: str, deadline: float) -> bool:
         """Return whether any pattern matches a text.

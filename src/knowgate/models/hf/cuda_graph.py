@@ -60,20 +60,23 @@ class GraphedStep(Generic[Result]):
         return self.output  # the next call overwrites these tensors
 
     def _capture(self, function: Callable[[], Result]) -> None:
-        """Capture the function's GPU kernels as `graph`.
+        """Capture the kernels of the function as `graph`."""
+        try:
+            self.graph, self.output = self._capture_twice(function)
+        except RuntimeError as error:
+            _warn(f"{type(error).__name__}: {error}")
+            if not is_memory_error(error):
+                GRAPH_DEVICES.clear()  # no other function of this process could be captured either
 
-        If memory runs out, try once more. Any other error disables captures.
-        """
-        for _attempt in range(2):
-            try:
-                self.graph, self.output = capture_graph(function, self.device)
-                return
-            except RuntimeError as error:
-                _warn(f"{type(error).__name__}: {error}")
-                if not is_memory_error(error):
-                    GRAPH_DEVICES.clear()
-                    return
-            torch.cuda.empty_cache()  # a capture cannot use memory that earlier graphs have left
+    def _capture_twice(self, function: Callable[[], Result]) -> tuple[Any, Result]:
+        """Capture a function. If memory runs out, free memory and try again."""
+        try:
+            return capture_graph(function, self.device)
+        except RuntimeError as error:
+            if not is_memory_error(error):
+                raise
+        torch.cuda.empty_cache()  # a capture cannot use memory that earlier graphs have left
+        return capture_graph(function, self.device)
 
 
 @functools.cache  # each reason is logged once

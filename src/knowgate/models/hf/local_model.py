@@ -172,16 +172,24 @@ def read_label_logits(
     n_cached, cache = model.prefix_cache.start(llm, beginnings, device, n_reusable)
     inputs = batching.make_inputs([prompt.ids for prompt in prompts], n_cached, cache, model.pad_id, device)
     states = llm.base_model(**inputs).last_hidden_state
-    # Row and column of each label position. Rows are padded on the left, so columns are counted from the end.
+    label_states = states[_locate_labels(prompts)]
+    values: Vector = apply_lm_head(llm, label_states, label_ids).cpu().numpy()
+    if not np.isfinite(values).all():
+        raise batching.make_nan_error("NaN label logits")
+    return tokenization.split_positions(values, prompts)
+
+
+def _locate_labels(prompts: Sequence[tokenization.LabelPromptTokens]) -> tuple[list[int], list[int]]:
+    """Return the row and the column of each label position in a batch of prompts.
+
+    Rows are padded on the left, so columns are counted from the end.
+    """
     rows: list[int] = []
     columns: list[int] = []
     for row, prompt in enumerate(prompts):
         rows += [row] * len(prompt.positions)
         columns += [position - len(prompt.ids) for position in prompt.positions]
-    values: Vector = apply_lm_head(llm, states[rows, columns], label_ids).cpu().numpy()
-    if not np.isfinite(values).all():
-        raise batching.make_nan_error("NaN label logits")
-    return tokenization.split_positions(values, prompts)
+    return rows, columns
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
@@ -218,12 +226,7 @@ def compute_mean_logprobs(
     states = model.loaded.model.base_model(
         input_ids=tokens, attention_mask=mask, position_ids=batching.compute_positions(mask), use_cache=False
     ).last_hidden_state
-    # Row and column of each answer token. Rows are padded on the left, so columns are counted from the end.
-    token_rows: list[int] = []
-    columns: list[int] = []
-    for row, length in enumerate(answer_lengths):
-        token_rows += [row] * length
-        columns += range(-length, 0)
+    token_rows, columns = _locate_answers(answer_lengths)
     preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
     logits = apply_lm_head(model.loaded.model, states[token_rows, preceding])
     answer_tokens = tokens[token_rows, columns]
@@ -232,3 +235,16 @@ def compute_mean_logprobs(
         raise batching.make_nan_error()
     answers = logprobs.cpu().split(list(answer_lengths))
     return [float(answer.mean()) for answer in answers]
+
+
+def _locate_answers(answer_lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the row and the column of each answer token in a batch.
+
+    Rows are padded on the left, so columns are counted from the end.
+    """
+    rows: list[int] = []
+    columns: list[int] = []
+    for row, length in enumerate(answer_lengths):
+        rows += [row] * length
+        columns += range(-length, 0)
+    return rows, columns

@@ -167,20 +167,21 @@ class HFModel(LocalModel, LocalBackend):
             request: The requested signals.
         """
         samples = self._decode_samples(answered.samples)
+        n = request.samples
         # Finished drafts have left the batch. This is the position of each unfinished draft in it.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         layers_after = request.layers if request.after_draft else ()
         readings = []
         for i, draft in enumerate(answered.drafts):
-            own = slice(i * request.samples, (i + 1) * request.samples)  # the samples of this prompt
-            after = [_to_numpy(draft.states[layer]) for layer in self._resolve_layers(layers_after)]
+            of_prompt = slice(i * n, (i + 1) * n)  # the samples of this prompt
+            states_after = [_to_numpy(draft.states[layer]) for layer in self._resolve_layers(layers_after)]
             reading = Reading(
                 draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
                 hidden={layer: rows[i].copy() for layer, rows in zip(request.layers, states, strict=True)},
-                hidden_after=dict(zip(layers_after, after, strict=True)),
-                samples=tuple(samples[own]),
+                hidden_after=dict(zip(layers_after, states_after, strict=True)),
+                samples=tuple(samples[of_prompt]),
                 resume=HFResumeHandle(batch, batch_index.get(i), draft) if batch is not None else None,
-                sample_states=self._stack_sample_states(answered.samples[own], request),
+                sample_states=self._stack_sample_states(answered.samples[of_prompt], request),
             )
             readings.append(reading)
         return readings

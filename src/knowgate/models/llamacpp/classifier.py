@@ -19,6 +19,24 @@ from knowgate.models.llamacpp.engine import count_usable_cores
 LABEL_LOGIT_BIAS = 100.0
 CONTEXT_TOKENS = 4_096  # memory is allocated for them at the start
 LOG_QUIET = -1
+SERVER_SETTINGS = {
+    "n_ctx": CONTEXT_TOKENS,
+    "n_parallel": 1,
+    "n_batch": CONTEXT_TOKENS,
+    "n_ubatch": 512,
+    "verbosity": LOG_QUIET,
+    "warmup": False,
+    "endpoint_slots": False,
+}
+# Fields of a request for the probabilities of the two most probable tokens.
+PAIR_REQUEST = {
+    "n_predict": 1,
+    "samplers": ["top_k"],
+    "top_k": 2,
+    "n_probs": 2,
+    "post_sampling_probs": True,
+    "cache_prompt": True,
+}
 
 
 @dataclass(frozen=True)
@@ -55,17 +73,12 @@ class LlamaCppClassifier:
             from xllamacpp import CommonParams, Server
         params = CommonParams()
         params.model.path = str(self.file)
-        params.n_ctx = CONTEXT_TOKENS
-        params.n_parallel = 1
-        params.n_batch = CONTEXT_TOKENS
-        params.n_ubatch = 512
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or count_usable_cores()
         # The server also listens on a port, so it gets a key that nobody knows.
         params.hostnames = ["127.0.0.1"]
         params.api_keys = [secrets.token_hex(16)]
-        params.verbosity = LOG_QUIET
-        params.warmup = False
-        params.endpoint_slots = False
+        for name, value in SERVER_SETTINGS.items():
+            setattr(params, name, value)
         try:
             return Server(params)
         except (RuntimeError, ValueError) as error:
@@ -94,16 +107,8 @@ class LlamaCppClassifier:
                 f"the judge's prompt has {len(ids)} tokens, but only {CONTEXT_TOKENS - 1} fit. Shorten the question."
             )
         # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
-        request = {
-            "prompt": list(ids),
-            "n_predict": 1,
-            "logit_bias": [[token, LABEL_LOGIT_BIAS] for token in pair],
-            "samplers": ["top_k"],
-            "top_k": 2,
-            "n_probs": 2,
-            "post_sampling_probs": True,
-            "cache_prompt": True,
-        }
+        bias = [[token, LABEL_LOGIT_BIAS] for token in pair]
+        request = {"prompt": list(ids), "logit_bias": bias, **PAIR_REQUEST}
         with self.lock:
             response = self.server.handle_completions(request)
         try:

@@ -87,7 +87,6 @@ class LlamaEngine:
 
         The context holds the key-value cache of all sequences.
         """
-        lib = self.lib
         params = self.lib.llama_context_default_params()
         kv_unified_offset = bindings.check_params_layout(bytes(params.bytes))
         # The first four fields are n_ctx, n_batch, n_ubatch and n_seq_max.
@@ -96,16 +95,21 @@ class LlamaEngine:
         callback = ctypes.cast(self._eval_callback, ctypes.c_void_p).value or 0
         struct.pack_into("<Q", params.bytes, bindings.CALLBACK_OFFSET, callback)
         params.bytes[kv_unified_offset] = 1
-        context = lib.llama_init_from_model(self._model, params)
+        context = self.lib.llama_init_from_model(self._model, params)
         if not context:
             raise _make_open_error(file)
+        self._check_sizes(context)
+        threads = count_usable_cores()
+        self.lib.llama_set_n_threads(context, threads, threads)
+        return context
+
+    def _check_sizes(self, context: Any) -> None:
+        """Raise ModelError unless the context has the requested sizes."""
+        lib = self.lib
         sizes = [int(lib.llama_n_ctx(context)), int(lib.llama_n_batch(context)), int(lib.llama_n_seq_max(context))]
         is_unified = sizes[0] == int(lib.llama_n_ctx_seq(context))  # each sequence may use the whole cache
         if not is_unified or sizes[0] < self.cells or sizes[1:] != [BATCH_TOKENS, MAX_SEQUENCES]:
             raise ModelError(f"llama.cpp used other sizes than requested ({sizes}). Use gguf:FILE.")
-        threads = count_usable_cores()
-        lib.llama_set_n_threads(context, threads, threads)
-        return context
 
     @property
     def template(self) -> str:
@@ -162,6 +166,16 @@ class LlamaEngine:
 
     def _compute(self, tokens: Sequence[InputToken], layers: Sequence[int]) -> None:
         """Run llama_decode on at most BATCH_TOKENS tokens."""
+        self._fill_batch(tokens)
+        self.filled.update(token.sequence for token in tokens)
+        self._captured_tensors = {name: layer for layer in layers for name in self._get_tensor_names(layer)}
+        self._captured_states = {}
+        status = self.lib.llama_decode(self._context, self._batch)
+        if status:
+            raise ModelError(f"llama.cpp could not compute {len(tokens)} tokens (status {status}): {_get_log_error()}")
+
+    def _fill_batch(self, tokens: Sequence[InputToken]) -> None:
+        """Write tokens to the batch, the C structure that llama_decode reads."""
         batch = self._batch
         for index, token in enumerate(tokens):
             batch.token[index] = token.token
@@ -170,12 +184,6 @@ class LlamaEngine:
             batch.seq_id[index][0] = token.sequence
             batch.logits[index] = token.needs_output
         batch.n_tokens = len(tokens)
-        self.filled.update(token.sequence for token in tokens)
-        self._captured_tensors = {name: layer for layer in layers for name in self._get_tensor_names(layer)}
-        self._captured_states = {}
-        status = self.lib.llama_decode(self._context, batch)
-        if status:
-            raise ModelError(f"llama.cpp could not compute {len(tokens)} tokens (status {status}): {_get_log_error()}")
 
     def _get_logits(self, index: int) -> Vector:
         """Copy the logits of one token of the last batch."""

@@ -143,16 +143,8 @@ class LlamaCppModel(LocalBackend):
             raise BadSetting(f"samples={samples} is too many for a llamacpp: model. Use at most {n_available - 1}.")
         max_prompts = n_available // n_sequences  # per group
         max_group_tokens = min(MAX_CONCURRENT_TOKENS, self.context_window)
-        groups: list[list[int]] = []
-        n_tokens = 0  # of the last group
-        for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-            size = lengths[index] + n_sequences * max_tokens
-            if not groups or n_tokens + size > max_group_tokens or len(groups[-1]) == max_prompts:
-                groups.append([])
-                n_tokens = 0
-            groups[-1].append(index)
-            n_tokens += size
-        return groups
+        sizes = [length + n_sequences * max_tokens for length in lengths]
+        return _group_by_size(sizes, max_group_tokens, max_prompts)
 
     def _read_group(self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of prompts that are computed together.
@@ -167,31 +159,55 @@ class LlamaCppModel(LocalBackend):
         # The engine's cache must have room for the prompts and all of their answers.
         n_prompt_tokens = sum(len(tokens) for tokens in ids)
         n_answer_tokens = len(ids) * (request.draft_tokens + request.samples * request.sample_tokens)
-        read_layers = sorted({*layers, *sample_layers})
-        logits, prompt_states = self._prefill(ids, read_layers, n_prompt_tokens + n_answer_tokens)
-        states = [{layer: block[i] for layer, block in prompt_states.items()} for i in range(len(ids))]
-        drafts = []
-        for i, row in enumerate(ids):
-            draft = SequenceState(prompt=row, sequence=PREFIX_ROWS + i, limit=request.draft_tokens, states=states[i])
-            draft.prefill_number = self.prefix_cache.n_prefills
-            drafts.append(draft)
+        prompt_layers = sorted({*layers, *sample_layers})
+        logits, layer_states = self._prefill(ids, prompt_layers, n_prompt_tokens + n_answer_tokens)
+        states = [{layer: block[i] for layer, block in layer_states.items()} for i in range(len(ids))]
+        drafts = self._start_drafts(ids, states, request.draft_tokens)
         samples = self._start_samples(drafts, prompts, request)
-        # All drafts and samples are decoded as one batch. Each starts with the logits after its prompt.
-        first_logits = np.concatenate([logits, np.repeat(logits, request.samples, axis=0)])
-        kept_layers = sorted({*(layers if request.after_draft else ()), *sample_layers})
-        for _ in decoding.iter_decoding_steps(
-            self.engine, [*drafts, *samples], first_logits, request.sampling, kept_layers
-        ):
-            pass
-        if request.after_draft and layers:
-            self._feed_ends(drafts, kept_layers, feed_end=False)
-        if sample_layers:
-            self._feed_ends(samples, kept_layers, feed_end=request.sample_end)
+        layers_after = layers if request.after_draft else []
+        self._decode(drafts, samples, logits, request, layers=sorted({*layers_after, *sample_layers}))
         n = request.samples
         return [
             self._make_reading(draft, states[i], samples[i * n : (i + 1) * n], request)
             for i, draft in enumerate(drafts)
         ]
+
+    def _start_drafts(
+        self, ids: list[list[int]], states: Sequence[dict[int, Vector]], max_tokens: int
+    ) -> list[SequenceState]:
+        """Return an empty draft for each prompt that the model has just read."""
+        drafts = []
+        for i, prompt in enumerate(ids):
+            draft = SequenceState(prompt=prompt, sequence=PREFIX_ROWS + i, limit=max_tokens, states=states[i])
+            draft.prefill_number = self.prefix_cache.n_prefills
+            drafts.append(draft)
+        return drafts
+
+    def _decode(
+        self,
+        drafts: list[SequenceState],
+        samples: list[SequenceState],
+        logits: Vector,
+        request: SignalRequest,
+        layers: Sequence[int],
+    ) -> None:
+        """Generate all drafts and samples as one batch, and store their states.
+
+        Args:
+            drafts: The drafts, one per prompt.
+            samples: The samples, prompt by prompt.
+            logits: Logits after each prompt.
+            request: The requested signals.
+            layers: Layers whose hidden states are stored.
+        """
+        first_logits = np.concatenate([logits, np.repeat(logits, request.samples, axis=0)])
+        answers = [*drafts, *samples]
+        for _ in decoding.iter_decoding_steps(self.engine, answers, first_logits, request.sampling, layers):
+            pass
+        if request.after_draft and request.layers:
+            self._feed_ends(drafts, layers, feed_end=False)
+        if self._sample_layers(request):
+            self._feed_ends(samples, layers, feed_end=request.sample_end)
 
     def _make_reading(
         self,
@@ -330,3 +346,19 @@ class LlamaCppModel(LocalBackend):
         answer.length = len(answer.prompt) + len(answer.tokens) - 1
         self.engine.truncate(answer.sequence, answer.length)
         return decoding.feed_last_tokens(self.engine, [answer])
+
+
+def _group_by_size(sizes: Sequence[int], max_size: int, max_count: int) -> list[list[int]]:
+    """Group the indices of items, smallest first, so that no group exceeds the limits.
+
+    An item larger than `max_size` forms its own group.
+    """
+    groups: list[list[int]] = []
+    group_size = 0  # of the last group
+    for index in sorted(range(len(sizes)), key=lambda index: sizes[index]):
+        if not groups or group_size + sizes[index] > max_size or len(groups[-1]) == max_count:
+            groups.append([])
+            group_size = 0
+        groups[-1].append(index)
+        group_size += sizes[index]
+    return groups

@@ -261,6 +261,16 @@ def _make_decoding_error(url: str) -> ModelError:
     return ModelError(f"{url} sent a response that cannot be decompressed. Check the server and its proxy.")
 
 
+def _make_key_error(url: str, status: int) -> ServerError:
+    """Return the error for a missing or wrong API key."""
+    key, variable = find_api_key()
+    if key:
+        return ServerError(f"{url} refused the API key in the environment variable {variable} ({status}). Check it.")
+    return ServerError(
+        f"{url} requires an API key (status {status}). Set the environment variable {API_KEY_VARIABLES[0]}."
+    )
+
+
 def _make_refusal(url: str, response: http_client.HttpResponse) -> Exception:
     """Return the error for a response with an error status.
 
@@ -268,12 +278,7 @@ def _make_refusal(url: str, response: http_client.HttpResponse) -> Exception:
     """
     status = response.status
     if status in (401, 403):
-        key, name = find_api_key()
-        if key:
-            return ServerError(f"{url} refused the API key in the environment variable {name} ({status}). Check it.")
-        return ServerError(
-            f"{url} requires an API key (status {status}). Set the environment variable {API_KEY_VARIABLES[0]}."
-        )
+        return _make_key_error(url, status)
     try:
         message = _find_message(http_client.parse_json_response(response.content, "the refusal"))
     except ModelError:

@@ -75,6 +75,10 @@ class HiddenStateReader:
                 f"the server does not return the hidden states of layer {missing[0]}, only of {self._layer_list}. Start "
                 "the server with that layer too, and list all layers after its URL: #layers=..."
             )
+        self._check_server()
+
+    def _check_server(self) -> None:
+        """Raise an error unless the server is SGLang, or vLLM with a named folder."""
         server = self._endpoint.server
         if server not in ("vllm", "sglang"):
             raise UnsupportedSignal(
@@ -251,10 +255,7 @@ def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
     The file must contain exactly the tokens `ids`.
     """
     try:
-        size = int.from_bytes(stream.read(8), "little")  # a safetensors file begins with the size of its JSON header
-        if not 0 < size <= MAX_HEADER_BYTES:
-            raise ValueError("no header")
-        header = json.loads(stream.read(size))
+        header = _read_header(stream)
         start = stream.tell()
         token_ids = _read_tensor(stream, start, header["token_ids"], INTEGER_FORMATS).tolist()
         values = _read_tensor(stream, start, header["hidden_states"], FLOAT_FORMATS, last_row=True)
@@ -266,6 +267,14 @@ def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
         raise ModelError("the file has hidden states of a different prompt. Give each server its own folder.")
     _check_finite(states)
     return states
+
+
+def _read_header(stream: BinaryIO) -> Any:
+    """Read the JSON header of a safetensors file, whose size comes first."""
+    size = int.from_bytes(stream.read(8), "little")
+    if not 0 < size <= MAX_HEADER_BYTES:
+        raise ValueError("no header")
+    return json.loads(stream.read(size))
 
 
 def _read_tensor(

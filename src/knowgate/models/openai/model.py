@@ -186,26 +186,30 @@ class OpenAIModel(SinglePromptBackend):
         """
         completion = None
         draft_ids: list[int] = []
-        needs_states_after = bool(request.layers) and request.after_draft
         if request.draft_tokens:
-            top = WIDE_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
-            fields = self._make_greedy_fields(prompt, request.draft_tokens, top=top)
-            if needs_states_after:
-                fields["return_token_ids"] = True
-            response = self._endpoint.complete_prompt(prompt, fields)
-            completion = self._check_logprobs(responses.parse_completions(response)[0])
-            draft_ids = responses.parse_answer_ids(response) if needs_states_after else []
+            completion, draft_ids = self._request_draft(prompt, request)
         reading = Reading(completion, resume=RemoteDraft(prompt, completion))
         if not request.layers or self._state_reader is None:
             return reading
         prompt_ids = self._endpoint.tokenize_prompt(prompt)
         hidden = self._state_reader.read(prompt_ids, request.layers)
-        if not needs_states_after:
+        if not request.after_draft:
             return replace(reading, hidden=hidden)
         hidden_after = hidden  # after an empty draft, the states are those before it
         if draft_ids:
             hidden_after = self._state_reader.read([*prompt_ids, *draft_ids], request.layers)
         return replace(reading, hidden=hidden, hidden_after=hidden_after)
+
+    def _request_draft(self, prompt: Prompt, request: SignalRequest) -> tuple[Completion, list[int]]:
+        """Request a draft. Its token ids are returned only if hidden states after it are needed."""
+        needs_ids = bool(request.layers) and request.after_draft
+        top = WIDE_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
+        fields = self._make_greedy_fields(prompt, request.draft_tokens, top=top)
+        if needs_ids:
+            fields["return_token_ids"] = True
+        response = self._endpoint.complete_prompt(prompt, fields)
+        completion = self._check_logprobs(responses.parse_completions(response)[0])
+        return completion, responses.parse_answer_ids(response) if needs_ids else []
 
     def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
         """Return the whole greedy answer for a draft.

@@ -301,21 +301,21 @@ class StreamedResponse:
         if not isinstance(chunk, dict):
             raise ModelError(f"the server's stream has a chunk that is not a JSON object. {NOT_OPENAI_HINT}")
         self.usage = chunk.get("usage") or self.usage
-        choices = chunk.get("choices")
-        choices = choices if isinstance(choices, list) else []
-        # The first completion has the index 0, or no index if the server sends only one completion.
-        choice = next((item for item in choices if isinstance(item, dict) and not item.get("index")), None)
+        choice = _find_first_choice(chunk)
         if choice is None:
             return ""
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        logprobs = choice.get("logprobs")
-        logprobs = logprobs if isinstance(logprobs, dict) else {}
-        for name, values in logprobs.items():
-            if isinstance(values, list):
-                self.logprobs.setdefault(name, []).extend(values)
+        self._add_logprobs(choice.get("logprobs"))
         text = _get_chunk_text(choice)
         self.texts.append(text)
         return text
+
+    def _add_logprobs(self, logprobs: Any) -> None:
+        """Append the log-probabilities of a chunk to those of earlier chunks."""
+        if isinstance(logprobs, dict):
+            for name, values in logprobs.items():
+                if isinstance(values, list):
+                    self.logprobs.setdefault(name, []).extend(values)
 
     def build(self) -> dict[str, Any]:
         """Return the response in the format of a server that does not stream.
@@ -327,6 +327,16 @@ class StreamedResponse:
             raise ServerError("the server closed the connection in the middle of its answer. Ask again.")
         choice = {"text": "".join(self.texts), "finish_reason": self.finish_reason, "logprobs": self.logprobs or None}
         return {"choices": [choice], "usage": self.usage}
+
+
+def _find_first_choice(chunk: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the part of a chunk that belongs to the first completion, or None."""
+    choices = chunk.get("choices")
+    for choice in choices if isinstance(choices, list) else []:
+        # The first completion has the index 0, or no index if the server sends only one completion.
+        if isinstance(choice, dict) and not choice.get("index"):
+            return choice
+    return None
 
 
 def _get_chunk_text(choice: dict[str, Any]) -> str:

@@ -107,19 +107,23 @@ def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage
         >>> quote_unless_grounded("What does lunch cost?", "It costs 12 euro.", [passage])
         'Lunch costs 5 euro.'
     """
-    answer_terms = _find_terms(answer)
-    question_terms = _find_terms(question)
-    shown_terms = set(question_terms)
-    for passage in select_sentences(question, passages, limit):
-        shown_terms |= _find_terms(passage.text)
-    is_grounded = answer_terms <= shown_terms and not answer_terms <= question_terms
+    shown_sentences = select_sentences(question, passages, limit)
     best_sentences = select_sentences(question, passages, 1)
-    if is_grounded or not best_sentences:
+    if _is_grounded(question, answer, shown_sentences) or not best_sentences:
         return answer
     best = best_sentences[0]
     source = next(passage.text for passage in passages if passage.id == best.id)
+    question_terms = _find_terms(question)
     is_relevant = len(question_terms & _find_terms(source)) > len(question_terms) / 2
     return best.text if is_relevant else answer
+
+
+def _is_grounded(question: str, answer: str, sentences: Sequence[Passage]) -> bool:
+    """Return whether the answer adds words to the question, all taken from the sentences."""
+    answer_terms = _find_terms(answer)
+    question_terms = _find_terms(question)
+    known_terms = question_terms.union(*(_find_terms(sentence.text) for sentence in sentences))
+    return answer_terms <= known_terms and not answer_terms <= question_terms
 
 
 def split_sentences(text: str) -> list[str]:
@@ -150,12 +154,12 @@ def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
     wanted = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
     scores = []
     for sentence in sentences:
-        norm = 1 + _BM25_K1 * (1 - _BM25_B + _BM25_B * sentence.length / mean_length)
-        bm25 = sum(weights[term] for term in question_terms & sentence.terms) * (1 + _BM25_K1) / norm
+        length_norm = 1 + _BM25_K1 * (1 - _BM25_B + _BM25_B * sentence.length / mean_length)
+        bm25 = sum(weights[term] for term in question_terms & sentence.terms) * (1 + _BM25_K1) / length_norm
         terms_elsewhere = (question_terms & passage_terms[sentence.passage]) - sentence.terms
-        elsewhere = sum(weights[term] for term in terms_elsewhere)
+        context = sum(weights[term] for term in terms_elsewhere)
         n_wanted = sum(pattern.search(sentence.text) is not None for pattern in wanted)
-        scores.append(bm25 + _PASSAGE_SHARE * elsewhere + _TYPE_BONUS * n_wanted - _RANK_PENALTY * sentence.passage)
+        scores.append(bm25 + _PASSAGE_SHARE * context + _TYPE_BONUS * n_wanted - _RANK_PENALTY * sentence.passage)
     return scores
 
 

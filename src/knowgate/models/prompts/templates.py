@@ -138,18 +138,22 @@ def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: Temp
     """
     if lang not in base.templates:
         raise BadSetting(f"{path}: unknown section [{lang[:80]}]. Known: {', '.join(base.templates)}.")
-    for key, text in texts.items():
-        if key not in base.templates[lang]:
-            names = ", ".join(base.templates[lang])
-            raise BadSetting(f"{path}: unknown template {format_value(key)}. Known: {names}.")
-        where = f"{path}: template {lang}.{key}"
-        expected = _find_placeholders(base.templates[lang][key], where)
-        actual = _find_placeholders(text, where)
-        if actual != expected:
-            raise BadSetting(
-                f"{where} has the placeholders {format_value(sorted(actual))}, but it must have exactly these: "
-                f"{sorted(expected)}."
-            )
+    for name, text in texts.items():
+        if name not in base.templates[lang]:
+            known_names = ", ".join(base.templates[lang])
+            raise BadSetting(f"{path}: unknown template {format_value(name)}. Known: {known_names}.")
+        _check_placeholders(text, base.templates[lang][name], f"{path}: template {lang}.{name}")
+
+
+def _check_placeholders(text: str, packaged_text: str, where: str) -> None:
+    """Raise BadSetting unless a template has the placeholders of the packaged one."""
+    expected = _find_placeholders(packaged_text, where)
+    actual = _find_placeholders(text, where)
+    if actual != expected:
+        raise BadSetting(
+            f"{where} has the placeholders {format_value(sorted(actual))}, but it must have exactly these: "
+            f"{sorted(expected)}."
+        )
 
 
 def _find_placeholders(text: str, where: str) -> set[str]:

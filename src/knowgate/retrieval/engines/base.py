@@ -104,26 +104,34 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
             f"'{engine}:{redact_message(redact_urls(value))}' does not name a collection. Write "
             f"{engine}:ADDRESS/COLLECTION, such as {engine}:http://127.0.0.1:6333/handbook?text=body."
         )
-    given: dict[str, str] = {}
-    filters: dict[str, str] = {}
-    for key, text in parse_qsl(query, keep_blank_values=True):
-        if key.startswith(FILTER_PREFIX):
-            filters[key.removeprefix(FILTER_PREFIX)] = text
-        else:
-            given[key] = text
-    known = (*COLLECTION_OPTIONS, *extra_options)
-    for key in given:
-        if key not in known:
-            names = ", ".join([*known, f"{FILTER_PREFIX}FIELD"])
-            raise BadSetting(f"'{engine}:' has no option '{redact_message(key)}'. Known options: {names}.")
-    options: dict[str, Any] = {key: given[key] for key in extra_options if key in given}
-    options |= {
-        "fields": FieldNames(**{key: given[key] for key in FIELD_OPTIONS if key in given}),
-        "embedder": given.get("embedder", DEFAULT_EMBEDDER),
-        "where": {name: [_parse_scalar(part) for part in text.split(",")] for name, text in filters.items()},
-        "version": given.get("version", ""),
-    }
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
+    _check_option_names(engine, parameters, known=(*COLLECTION_OPTIONS, *extra_options))
+    options = _convert_parameters(parameters)
+    options |= {name: parameters[name] for name in extra_options if name in parameters}
     return CollectionSpec(address, unquote(collection), options)
+
+
+def _check_option_names(engine: str, parameters: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raise BadSetting unless all parameters of a spec are known options or filters."""
+    for name in parameters:
+        if name not in known and not name.startswith(FILTER_PREFIX):
+            names = ", ".join([*known, f"{FILTER_PREFIX}FIELD"])
+            raise BadSetting(f"'{engine}:' has no option '{redact_message(name)}'. Known options: {names}.")
+
+
+def _convert_parameters(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Convert the parameters of a spec to keyword arguments for a retriever."""
+    field_names = {name: parameters[name] for name in FIELD_OPTIONS if name in parameters}
+    filters: dict[str, list[Scalar]] = {}
+    for name, value in parameters.items():
+        if name.startswith(FILTER_PREFIX):
+            filters[name.removeprefix(FILTER_PREFIX)] = [_parse_scalar(part) for part in value.split(",")]
+    return {
+        "fields": FieldNames(**field_names),
+        "embedder": parameters.get("embedder", DEFAULT_EMBEDDER),
+        "where": filters,
+        "version": parameters.get("version", ""),
+    }
 
 
 def _parse_scalar(text: str) -> Scalar:

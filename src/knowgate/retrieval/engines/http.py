@@ -145,13 +145,17 @@ def _parse_passage(item: Any, name: str) -> Passage:
         raise ValueError(f"{name} has no text")
     passage_id = item.get("id")
     title = item.get("title") or ""
-    score = item.get("score")
     if not isinstance(title, str) or not isinstance(passage_id, str | int | None):
         raise ValueError(f"{name} has an id or title that is not a string")
-    if score is not None:
-        if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > MAX_SCORE:
-            raise ValueError(f"{name} has a score that is not a number")
-        score = float(score)
     if passage_id is None or passage_id == "":
         passage_id = sha256_text(text)[:16]
-    return Passage(str(passage_id), text, title, score)
+    return Passage(str(passage_id), text, title, _parse_score(item.get("score"), name))
+
+
+def _parse_score(score: Any, name: str) -> float | None:
+    """Convert the score of the item `name` to a float; a missing score stays None."""
+    if score is None:
+        return None
+    if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > MAX_SCORE:
+        raise ValueError(f"{name} has a score that is not a number")
+    return float(score)

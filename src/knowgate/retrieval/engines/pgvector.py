@@ -37,6 +37,10 @@ SCAN_SETTINGS = (
     ("ivfflat.iterative_scan", "relaxed_order"),
     ("hnsw.ef_search", "120"),
 )
+COLUMN_TYPES_QUERY = (
+    "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+    "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped"
+)
 EXAMPLE_SPEC = "pgvector:postgresql://USER@HOST/DATABASE?table=passages&id=id&text=text&vector=embedding"
 
 
@@ -105,23 +109,26 @@ def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
     Raises:
         BadSetting: The spec names no table, or a name is not allowed.
     """
-    url, _, parameters = spec.partition("?")
-    filters: dict[str, list[str]] = {}
-    options: dict[str, str] = {}
-    libpq_parameters = []
-    for key, value in parse_qsl(parameters, keep_blank_values=True):
-        if key.startswith(FILTER_PREFIX):
-            filters.setdefault(key.removeprefix(FILTER_PREFIX), []).append(value)
-        elif key in TABLE_OPTIONS:
-            options[key] = value
-        else:
-            libpq_parameters.append((key, value))
-    query = urlencode(libpq_parameters, quote_via=quote)
-    address = parse_database_address(f"{url}?{query}" if query else url)
+    url, _, query = spec.partition("?")
+    parameters = parse_qsl(query, keep_blank_values=True)
+    options = {key: value for key, value in parameters if key in TABLE_OPTIONS}
+    filters = [(key.removeprefix(FILTER_PREFIX), value) for key, value in parameters if key.startswith(FILTER_PREFIX)]
+    libpq_parameters = [
+        (key, value) for key, value in parameters if key not in TABLE_OPTIONS and not key.startswith(FILTER_PREFIX)
+    ]
+    libpq_query = urlencode(libpq_parameters, quote_via=quote)
+    address = parse_database_address(f"{url}?{libpq_query}" if libpq_query else url)
     if not options.get("table"):
         raise BadSetting(f"pgvector: {address.redacted} does not name a table. Write, for example: {EXAMPLE_SPEC}")
-    allowed_values = tuple((column, tuple(values)) for column, values in sorted(filters.items()))
-    return address, TableSpec(**options, filters=allowed_values)
+    return address, TableSpec(**options, filters=_group_filters(filters))
+
+
+def _group_filters(filters: Sequence[tuple[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return each filtered column with its allowed values, sorted by column."""
+    allowed_values: dict[str, list[str]] = {}
+    for column, value in filters:
+        allowed_values.setdefault(column, []).append(value)
+    return tuple((column, tuple(values)) for column, values in sorted(allowed_values.items()))
 
 
 class PgvectorRetriever:
@@ -208,21 +215,19 @@ class PgvectorRetriever:
     def _column_types(self) -> dict[str, str]:
         """The SQL type of each column of the table."""
         spec = self._spec
-        query = (
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped"
-        )
-        types = {str(name): str(type_name) for name, type_name in self._database.read(query, [spec.quoted_table])}
+        columns = self._database.read(COLUMN_TYPES_QUERY, [spec.quoted_table])
+        types = {str(name): str(type_name) for name, type_name in columns}
         if not types:
             raise BadSetting(
                 f"pgvector: there is no table '{spec.table}' in {self._address.redacted}. Write table=TABLE or "
                 "table=SCHEMA.TABLE with the exact spelling of the database."
             )
-        if missing := [name for name in spec.columns if name not in types]:
-            raise BadSetting(
-                f"pgvector: the table '{spec.table}' has no column '{missing[0]}'; it has {', '.join(types)}. Name "
-                "your columns in the spec with id=, text=, title= and vector=."
-            )
+        for column in spec.columns:
+            if column not in types:
+                raise BadSetting(
+                    f"pgvector: the table '{spec.table}' has no column '{column}'; it has {', '.join(types)}. Name "
+                    "your columns in the spec with id=, text=, title= and vector=."
+                )
         return types
 
     @cached_property

@@ -370,18 +370,23 @@ class SearchBudget:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self.file.with_suffix(".lock")):
             now = time.time()
-            spent = (_read_file(SpentBudget, self.file) or SpentBudget()).spent
-            today = sorted(min(at, now) for at in spent if now - at < DAY_SECONDS)
-            if any(at > now for at in spent):  # The clock was set back, so searches ahead of it count from now on.
-                write_json(self.file, {"spent": today})
-            if len(today) >= self._per_day:
+            times = self._read_times(now)
+            if len(times) >= self._per_day:
                 raise SearchBudgetError(
                     f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "
                     "limit in the spec: ?day=N"
                 )
-            last_minute = [at for at in today if now - at < MINUTE_SECONDS]
+            last_minute = [at for at in times if now - at < MINUTE_SECONDS]
             if len(last_minute) >= self._per_minute:
                 # A search is possible again when the oldest of the last `per_minute` searches is a minute old.
                 return float(MINUTE_SECONDS - (now - last_minute[-self._per_minute]))
-            write_json(self.file, {"spent": [*today, now]})
+            write_json(self.file, {"spent": [*times, now]})
         return 0.0
+
+    def _read_times(self, now: float) -> list[float]:
+        """Read the times of the last day's searches. Times in the future are corrected in the file."""
+        budget = _read_file(SpentBudget, self.file) or SpentBudget()
+        times = sorted(min(at, now) for at in budget.spent if now - at < DAY_SECONDS)
+        if any(at > now for at in budget.spent):  # The clock was set back, so searches ahead of it count from now on.
+            write_json(self.file, {"spent": times})
+        return times

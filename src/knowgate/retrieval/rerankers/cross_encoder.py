@@ -10,7 +10,8 @@ Reference: Nogueira and Cho 2019, Passage re-ranking with BERT.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -98,18 +99,26 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
         record = read_record(RerankerManifest, manifest, RERANKER_MANIFEST, ignore_unknown=True)
     except BadInput as error:
         raise ArtifactError(f"{folder / RERANKER_MANIFEST} is damaged ({error}). Fit the reranker again.") from None
+    _check_manifest(path, record)
+    return manifest
+
+
+def _check_manifest(path: str | Path, manifest: RerankerManifest) -> None:
+    """Raise ArtifactError unless the manifest fits the files of the reranker."""
+    folder = expand_path(path)
 
     def make_error(problem: str) -> ArtifactError:
         return ArtifactError(f"the reranker '{path}' cannot be used: {problem}. Fit it again.")
 
-    if record.version != RERANKER_VERSION:
-        raise make_error(f"the format version is {record.version}, but this knowgate reads version {RERANKER_VERSION}")
+    if manifest.version != RERANKER_VERSION:
+        raise make_error(
+            f"the format version is {manifest.version}, but this knowgate reads version {RERANKER_VERSION}"
+        )
     check_artifact_folder(folder, make_error)
     weights = folder / RERANKER_WEIGHTS
-    if not weights.is_file() or sha256_file(weights) != record.weights_sha256:
+    if not weights.is_file() or sha256_file(weights) != manifest.weights_sha256:
         raise make_error("the weights were changed or damaged")
-    check_digests(folder, record.files, make_error)
-    return manifest
+    check_digests(folder, manifest.files, make_error)
 
 
 def fingerprint_weights(path: str | Path) -> str:
@@ -137,6 +146,18 @@ def describe_llm_mismatch(path: str | Path, model: str, fingerprint: str) -> str
     if aligned_to.get(FINGERPRINT_KEY) == fingerprint:
         return None
     return f"The reranker '{path}' was aligned to {aligned_to.get('model', 'another LLM')}, not to {model}."
+
+
+@contextmanager
+def _translate_loading_errors(spec: str) -> Iterator[None]:
+    """Turn any error inside the block into a WeightsError."""
+    try:
+        yield
+    except Exception as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+        raise WeightsError(
+            f"the reranker '{spec}' cannot be loaded: {cause}. Use a folder or a hub name of a cross-encoder."
+        ) from error
 
 
 class CrossEncoderReranker:
@@ -236,15 +257,10 @@ class CrossEncoderReranker:
             check_reranker_files(self.spec)
         if is_aligned_reranker(self.spec):
             read_reranker_manifest(self.spec)  # called because it checks the files
-        try:
+        with _translate_loading_errors(self.spec):
             model = CrossEncoder(
                 self.spec, device=self._device, local_files_only=is_local, model_kwargs={"use_safetensors": True}
             )
-        except Exception as error:
-            cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
-            raise WeightsError(
-                f"the reranker '{self.spec}' cannot be loaded: {cause}. Use a folder or a hub name of a cross-encoder."
-            ) from error
         if model.num_labels != 1:
             raise ModelError(
                 f"the reranker '{self.spec}' returns {model.num_labels} scores per pair instead of one. Use another model."

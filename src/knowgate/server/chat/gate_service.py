@@ -14,13 +14,14 @@ from knowgate.errors import ArtifactError, BadInput, KnowgateError, RejectionErr
 from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
+from knowgate.models.backend import FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import BreakersByKey, CircuitBreaker, RerankQueue, limit_time, run_in_thread
+from knowgate.server.load_limits import BreakersByKey, CircuitBreaker, FairLock, RerankQueue, limit_time, run_in_thread
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
 from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker, SignalRequest
@@ -44,7 +45,7 @@ HARMLESS_ERRORS = (SearchQueueTimeout, SearchBudgetError, RejectionError, BadInp
 class GateService:
     """Service that decides whether questions need retrieval, and searches for passages.
 
-    One slow decision and one search run at a time.
+    One slow decision and one search run at a time. API keys take turns.
 
     Args:
         rag: The pipeline, with its LLM, gate, rules and retriever.
@@ -63,9 +64,9 @@ class GateService:
         self.retriever_breaker = CircuitBreaker("retriever")
         self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
-        self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
+        self._gate_thread = FairExecutor(1)
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
-        self._search_lock, self._filter_lock = asyncio.Lock(), asyncio.Lock()
+        self._search_lock, self._filter_lock = FairLock(), FairLock()
         self.rerank_queue = RerankQueue()
         self._cached_rag: AdaptiveRAG | None = None  # searches only the cache of a web search
         web = getattr(rag.retriever, "retriever", None)
@@ -242,7 +243,7 @@ class GateService:
         lock = self._filter_lock if is_filtered else self._search_lock
         if cached_rag is not None and not is_filtered:
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
-                unshared_lock = asyncio.Lock()
+                unshared_lock = FairLock()
                 return await self.run_in_search_thread(lambda: cached_rag.retrieve(question), unshared_lock)
         if not self.retriever_breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
@@ -289,12 +290,12 @@ class GateService:
         async with asyncio.timeout(self.timeout):
             return await run_in_thread(self._gate_thread, work)
 
-    async def run_in_search_thread(self, work: Callable[[], Result], lock: asyncio.Lock | None = None) -> Result:
+    async def run_in_search_thread(self, work: Callable[[], Result], lock: FairLock | None = None) -> Result:
         """Run a search function in a thread, and return its result. A slow function cannot be stopped, only abandoned.
 
         Args:
             work: The function.
-            lock: Functions with the same lock run one after the other. Default: the lock of searches.
+            lock: Functions with the same lock run one after the other, and API keys take turns. Default: the lock of searches.
 
         Raises:
             TimeoutError: The function took longer than the timeout, including the time that it waited for the lock.

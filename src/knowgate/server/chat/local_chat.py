@@ -1,7 +1,7 @@
 """Answers chats with a model in this process.
 
 The model answers plain questions with knowgate's own prompts. Requests that ask for unsupported features (tools, several
-choices, JSON mode) are rejected. Other unknown fields are ignored and listed in the response.
+choices, JSON mode) are rejected. Other unknown fields and system messages are ignored and listed in the response.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_error_end, format_event
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
-from knowgate.types import Answer, Decision, PassagesEvent, Question, StreamEvent
+from knowgate.types import Answer, Decision, DecisionNote, PassagesEvent, Question, StreamEvent
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
 HARMLESS_FIELDS = {"user", "metadata", "store"}  # they have no effect on an answer, so they are not reported
 UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
 MAX_IGNORED_FIELDS, MAX_FIELD_NAME_CHARS = 20, 80  # of ignored fields that are reported
+SYSTEM_MESSAGE = "system message"  # how it is named among the ignored fields
 MAX_CACHED_PIPELINES = 64
 BATCH_WAIT_SECONDS = 0.003
 MAX_BATCH_SIZE = 16  # a larger batch would make a single question wait longer for the others
@@ -215,15 +216,13 @@ class LocalChat:
         Raises:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
         """
-        CLIENT.set(trace.owner)  # the threads of the model serve API keys in turn
         request = parse_request(LocalChatRequest, body)
         model = self.gate_service.rag.model
         options = self.gate_service.assign_arm(read_request_options(body), body, trace)
         self._check_supported(body)
         trace.way = "in-process"
         trace.model_name = model.name
-        ignored_fields = sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS)
-        trace.ignored_fields = tuple(name[:MAX_FIELD_NAME_CHARS] for name in ignored_fields[:MAX_IGNORED_FIELDS])
+        trace.ignored_fields = _list_ignored(body)
         loop = asyncio.get_running_loop()
         question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
         if isinstance(question, UngatedRequest):
@@ -376,6 +375,17 @@ class LocalChat:
         return EventStreamResponse(events, progress.trace.headers, progress.deadline)
 
 
+def _list_ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what has no effect on the answer: unknown fields, and system messages.
+
+    A gate was measured with the prompts of knowgate, so a system message is not added to them.
+    """
+    names = sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS)
+    if any(message["role"] in ("system", "developer") for message in body["messages"]):
+        names.insert(0, SYSTEM_MESSAGE)
+    return tuple(name[:MAX_FIELD_NAME_CHARS] for name in names[:MAX_IGNORED_FIELDS])
+
+
 async def _format_chunks(
     first: str, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG
 ) -> AsyncGenerator[bytes, None]:
@@ -406,4 +416,7 @@ def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, kind: str) -> dict[s
 
 def _get_finish_reason(progress: AnswerProgress, rag: AdaptiveRAG) -> str:
     """Return "length" if the answer has the maximum number of tokens, otherwise "stop"."""
-    return "length" if progress.answer is not None and progress.answer.n_tokens >= rag.max_tokens else "stop"
+    answer = progress.answer
+    if answer is None or DecisionNote.QUOTED in answer.decision.notes:
+        return "stop"  # a quotation is a whole sentence
+    return "length" if answer.n_tokens >= rag.max_tokens else "stop"

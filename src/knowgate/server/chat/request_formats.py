@@ -17,6 +17,7 @@ from unicodedata import normalize
 from knowgate.data.history.entries import MAX_QUESTION_CHARS
 from knowgate.models.prompts import templates
 from knowgate.pipeline.conversation import question_from_messages
+from knowgate.server.json_api import ApiError
 from knowgate.server.options import PassagePlacement
 from knowgate.types import Model, Passage, Question
 
@@ -94,12 +95,21 @@ def insert_passages(
         body: The body of the request.
         passages: The passages to insert.
         placement: Where to insert them: "user" (before the last message), "system" (at the end of the system prompt) or
-            "documents" (in a separate field).
+            "documents" (in a separate field, after the client's own documents).
         cites: Whether to ask the LLM for citations. It is never asked for them if the request wants JSON.
+
+    Raises:
+        ApiError: 400 if the client's own documents are not a list.
     """
     if placement == "documents":
+        own_documents = body.get("documents") or []
+        if not isinstance(own_documents, list):
+            raise ApiError(
+                400, "the field 'documents' must be a list, because passages are added to it.", "invalid_type"
+            )
         documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
-        return {**body, "documents": [templates.escape_values("", _escape_tags(document)) for document in documents]}
+        escaped = [templates.escape_values("", _escape_tags(document)) for document in documents]
+        return {**body, "documents": [*own_documents, *escaped]}
     messages = list(body["messages"])
     language = templates.detect_language(str(messages[-1].get("content")))
     block = format_passages(passages, language, cites=cites and not wants_json(body))

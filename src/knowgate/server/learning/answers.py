@@ -63,19 +63,22 @@ class StreamText:
             return
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
-            chunk = parse_event_data(line) or {}
-            choice = _get_only_choice(chunk)
-            event_type = chunk.get("type")
-            if event_type == "response.output_text.delta":  # the Responses API
-                text = _as_text(chunk.get("delta"))
-            else:  # a chat has a "delta", a completion has a "text"
-                text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
-            if text:
-                self.pieces.append(text)
-            is_last_event = event_type in ("response.completed", "response.incomplete")
-            is_last_chunk = choice.get("finish_reason") in FINISH_REASONS
-            if is_last_event or is_last_chunk:
-                self.is_complete = True
+            self._add_chunk(parse_event_data(line) or {})
+
+    def _add_chunk(self, chunk: dict[str, Any]) -> None:
+        """Add the text of one chunk of a chat, a completion or the Responses API."""
+        choice = _get_only_choice(chunk)
+        event_type = chunk.get("type")
+        if event_type == "response.output_text.delta":  # the Responses API
+            text = _as_text(chunk.get("delta"))
+        else:  # a chat has a "delta", a completion has a "text"
+            text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
+        if text:
+            self.pieces.append(text)
+        is_last_event = event_type in ("response.completed", "response.incomplete")
+        is_last_chunk = choice.get("finish_reason") in FINISH_REASONS
+        if is_last_event or is_last_chunk:
+            self.is_complete = True
 
     @property
     def text(self) -> str | None:

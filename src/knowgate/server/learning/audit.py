@@ -61,7 +61,7 @@ class AuditRecord:
 
 
 class AuditStore:
-    """Store of audits and corrections in the decision log.
+    """Store of audits in the decision log.
 
     All server processes share it. An audit compares the answers with and without passages.
     """
@@ -114,13 +114,6 @@ class AuditStore:
         rows = store.fetch_rows(query, (self._last_number,))
         self._last_number = rows[-1][0] if rows else self._last_number
         return [AuditRecord(*row[1:]) for row in rows]
-
-    async def add_correction(self, decision: str, answer: str) -> None:
-        """Store the right answer from a user's feedback. It replaces an earlier correction."""
-        await self._decisions.execute(
-            ("DELETE FROM corrections WHERE decision = ?", (decision,)),
-            ("INSERT INTO corrections SELECT id, ?, ? FROM decisions WHERE id = ?", (time.time(), answer, decision)),
-        )
 
     async def find_answers(self, decision: str) -> dict[str, Any]:
         """Return both answers of an audited decision.
@@ -228,14 +221,19 @@ class Auditor:
         """Why audits pause for lack of budget, or "" if they do not."""
         return self.budget.describe_pause(self.calls_per_audit)
 
-    def reserve(self, owner: str) -> bool:
+    def reserve(self, owner: str, arm_name: str) -> bool:
         """Reserve the LLM calls for an audit, and return whether this succeeded. Then call `submit` or `release`.
 
         Args:
             owner: Name of the API key of the request. Each key has its own queue.
+            arm_name: Name of the arm that decided. An audit that finds the queue full counts as dropped.
         """
-        has_space = self.store is not None and not self._get_queue(owner).full()
-        return has_space and self.budget.reserve(owner, self.calls_per_audit)
+        if self.store is None:
+            return False
+        if self._get_queue(owner).full():
+            self.on_result(arm_name, "dropped")
+            return False
+        return self.budget.reserve(owner, self.calls_per_audit)
 
     def _get_queue(self, owner: str) -> asyncio.Queue[AuditJob]:
         """Return the queue of audits of an API key."""

@@ -91,7 +91,8 @@ class TrafficLearner:
         assert trace.decision is not None
         # During an alarm, the server always retrieves. The gate still decides, so "alarm" does not count as a failure.
         is_gate_decision = not trace.decision.rule and not set(trace.degraded) - {"alarm"}
-        return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
+        is_drawn = is_gate_decision and self.random.random() < self.audit_share
+        return is_drawn and self.auditor.reserve(trace.owner, trace.arm)
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
         """Process a sent answer: show it on the dashboard, label its question, start an audit.
@@ -194,14 +195,12 @@ async def record_feedback(
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
         raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
-    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, trace.owner):
+    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, trace.owner, feedback.correction):
         raise make_unknown_decision_error(feedback.id)
     recent.update(feedback.id, {"rating": rating})
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:
         audits = learner.auditor.store
-        if feedback.correction:
-            await audits.add_correction(feedback.id, feedback.correction)
         decision = recent.find(feedback.id) or await decisions.find(feedback.id) or {}
         decision = {**await audits.find_answers(feedback.id), **decision}
         has_learnt = trace.shares_labels and await learner.learn_from_feedback(feedback, rating, decision)

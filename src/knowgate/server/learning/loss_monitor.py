@@ -191,13 +191,11 @@ class LossMonitor:
 
     def to_json(self) -> dict[str, Any]:
         """Return the shares of changed answers (`loss`) and of unusual questions (`drift`)."""
-        key_alarms = self.key_alarms
-        key_losses = {
-            name: {"drawn": audits.count, "lost": audits.changed, "alarm": key_alarms.get(name, "")}
-            for name, audits in self._keys.items()
-            if name
-        }
-        loss = {
+        return {"loss": self._describe_loss(), "drift": self._describe_drift()}
+
+    def _describe_loss(self) -> dict[str, Any]:
+        """Return how many audited answers changed, in all and for each key."""
+        return {
             "drawn": self.loss.n,
             "lost": self.loss.total,
             "failed": self.failed,
@@ -208,9 +206,21 @@ class LossMonitor:
             "confidence": 1 - self.delta,
             "evidence": self._test.evidence_share if self._test else None,
             "alarm": self.alarm,
-            "keys": key_losses,
+            "keys": self._describe_keys(),
         }
-        drift = {
+
+    def _describe_keys(self) -> dict[str, Any]:
+        """Return how many audited answers of each key changed."""
+        key_alarms = self.key_alarms
+        return {
+            name: {"drawn": audits.count, "lost": audits.changed, "alarm": key_alarms.get(name, "")}
+            for name, audits in self._keys.items()
+            if name
+        }
+
+    def _describe_drift(self) -> dict[str, Any]:
+        """Return how many questions were unusual, and the keys that send too many of them."""
+        return {
             "questions": self.far.n,
             "mean": self.far.mean,
             "low": self.far.low,
@@ -218,4 +228,3 @@ class LossMonitor:
             "drifted": self.drift_test.is_violated,
             "keys": sorted(name for name, test in self._drift_tests.items() if name and test.is_violated),
         }
-        return {"loss": loss, "drift": drift}

@@ -40,6 +40,7 @@ UPSERT_DECISION = (
 )
 INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
+INSERT_CORRECTION = "INSERT INTO corrections (decision, at, answer) VALUES (?, ?, ?)"
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
@@ -239,13 +240,22 @@ class DecisionLog:
         owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNFINDABLE))}
         return bool(owners) if owner is None else owner in owners
 
-    async def add_feedback(self, id: str, rating: str, comment: str | None, owner: str = "") -> bool:
+    async def add_feedback(
+        self, id: str, rating: str, comment: str | None, owner: str = "", correction: str | None = None
+    ) -> bool:
         """Store feedback on a decision, and return whether the decision exists. New feedback replaces the old.
+
+        Args:
+            id: Id of the decision.
+            rating: The rating, "up" or "down".
+            comment: A remark on the answer, if there is one.
+            owner: Name of the API key that gives the feedback.
+            correction: The right answer, if the user knows it. Without it, an earlier correction stays.
 
         Raises:
             ApiError: 429 if this owner has given too much feedback within a day.
         """
-        return await self.run(lambda store: _store_feedback(store, id, rating, comment, owner))
+        return await self.run(lambda store: _store_feedback(store, id, rating, comment, owner, correction))
 
     async def run(self, work: Callable[[Store], Result], timeout: float | None = None) -> Result:
         """Run a function on the tables, in the background thread and after all pending writes.
@@ -318,10 +328,15 @@ def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str,
         return None
     feedback_rows = store.fetch_rows("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,))
     feedback = [{"at": row[0], "rating": row[1], "comment": row[2]} for row in feedback_rows]
-    return {**_to_decision(at, question, record), "feedback": feedback}
+    decision = {**_to_decision(at, question, record), "feedback": feedback}
+    for (answer,) in store.fetch_rows("SELECT answer FROM corrections WHERE decision = ?", (id,)):
+        decision["correction"] = answer
+    return decision
 
 
-def _store_feedback(store: Store, id: str, rating: str, comment: str | None, owner: str) -> bool:
+def _store_feedback(
+    store: Store, id: str, rating: str, comment: str | None, owner: str, correction: str | None = None
+) -> bool:
     """Store feedback on a decision, and return whether the decision exists. It replaces the owner's earlier feedback.
 
     Raises:
@@ -335,8 +350,13 @@ def _store_feedback(store: Store, id: str, rating: str, comment: str | None, own
         if transaction.execute(query, (owner, time.time() - DAY_SECONDS, id)).fetchone()[0] >= MAX_FEEDBACK_PER_DAY:
             message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
             raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
+        now = time.time()
         transaction.execute(deletion, (id, owner))
-        transaction.execute(INSERT_FEEDBACK, (id, time.time(), rating, comment, owner))
+        transaction.execute(INSERT_FEEDBACK, (id, now, rating, comment, owner))
+        if correction:
+            transaction.execute("DELETE FROM corrections WHERE decision = ?", (id,))
+            # The equal time shows which feedback the correction came with, and so which API key gave it.
+            transaction.execute(INSERT_CORRECTION, (id, now, correction))
     return True
 
 

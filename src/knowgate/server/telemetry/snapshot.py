@@ -26,6 +26,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.types import DecisionNote
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class DecisionTotals(BaseModel):
     Attributes:
         decided: Number of decisions.
         retrieved: Number of decisions to retrieve.
+        would_skip: Number of these that the gate would have skipped, in shadow or canary mode or during an alarm.
         degraded: Number of requests during which a component failed.
         with_passages: Number of requests that got passages.
         search_seconds: Time that the searches for these passages took.
@@ -68,6 +70,7 @@ class DecisionTotals(BaseModel):
 
     decided: int = 0
     retrieved: int = 0
+    would_skip: int = 0
     degraded: int = 0
     with_passages: int = 0
     search_seconds: float = 0.0
@@ -86,6 +89,7 @@ class DecisionTotals(BaseModel):
         assert trace.decision is not None
         self.decided += 1
         self.retrieved += trace.decision.retrieve
+        self.would_skip += DecisionNote.WOULD_SKIP in trace.decision.notes
         self.degraded += bool(trace.degraded)
         if trace.passages:
             self.with_passages += 1
@@ -130,6 +134,7 @@ class DecisionTotals(BaseModel):
                 savings = PolicyCost(skipped, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
                 saved["money"] = savings.money(prices)
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded, "skipped": skipped}
+        counts["would_skip"] = self.would_skip
         has_unpriced_calls = saved["money"] is not None and self.extra_calls > 0 and not prices.include_llm
         return {**counts, "extra_llm_calls": self.extra_calls, "has_unpriced_calls": has_unpriced_calls, "saved": saved}
 

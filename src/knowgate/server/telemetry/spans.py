@@ -87,14 +87,27 @@ class RequestSpans:
             request_span.set_status(Status(StatusCode.ERROR))
         context = set_span_in_context(request_span)
         for stage in trace.stages:
-            stage_start = start + int((stage.start - trace.start) * NANOSECONDS)
-            # A call of an LLM on another server, the upstream, is a span of kind "client". All others are "internal".
-            is_remote = stage.name in GENERATION_STAGES and trace.way != "in-process"
-            kind = SpanKind.CLIENT if is_remote else SpanKind.INTERNAL
-            attributes = self._describe_stage(stage, trace)
-            span = self._tracer.start_span(_name_span(stage, trace), context, kind, attributes, start_time=stage_start)
-            span.end(stage_start + int(stage.seconds * NANOSECONDS))
+            self._export_stage(stage, trace, context, start)
         request_span.end(end)
+
+    def _export_stage(self, stage: StageTiming, trace: RequestTrace, context: Any, request_start: int) -> None:
+        """Export the span of one stage of a request.
+
+        Args:
+            stage: The stage.
+            trace: Record of the request.
+            context: Context with the span of the request.
+            request_start: Start of the request in nanoseconds since 1970.
+        """
+        from opentelemetry.trace import SpanKind
+
+        start = request_start + int((stage.start - trace.start) * NANOSECONDS)
+        # A call of an LLM on another server, the upstream, is a span of kind "client". All others are "internal".
+        is_remote = stage.name in GENERATION_STAGES and trace.way != "in-process"
+        kind = SpanKind.CLIENT if is_remote else SpanKind.INTERNAL
+        attributes = self._describe_stage(stage, trace)
+        span = self._tracer.start_span(_name_span(stage, trace), context, kind, attributes, start_time=start)
+        span.end(start + int(stage.seconds * NANOSECONDS))
 
     def _describe_stage(self, stage: StageTiming, trace: RequestTrace) -> dict[str, Any]:
         """Return the OpenTelemetry attributes of a stage of a request."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import httpx
 from aiohttp.client_exceptions import ClientError
 
+from knowgate.core import http_client
 from knowgate.core.http_client import RetryPolicy
 from knowgate.core.text import estimate_tokens
 from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
@@ -27,7 +30,15 @@ from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, replace_non_finite
-from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, read_event_lines, remove_logprobs
+from knowgate.server.streaming import (
+    InvalidResponse,
+    LogprobsFilter,
+    check_chunk,
+    limit_top_logprobs,
+    parse_event_data,
+    read_event_lines,
+    remove_logprobs,
+)
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.server.upstream import response_body
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
@@ -51,7 +62,7 @@ class UpstreamDraft:
         body: The same body as a JSON object, or None if it could not be parsed.
         lines: Lines of a stream that have been read.
         remaining_lines: Lines of a stream that have not been read yet. None if the response is not streamed.
-        hides_logprobs: Whether log-probabilities must be removed, because the client did not request them.
+        hide_logprobs: Removes log-probabilities that the client did not request, in place. None if there are none.
         has_ended: Whether a streamed answer has ended.
     """
 
@@ -62,7 +73,7 @@ class UpstreamDraft:
     body: dict[str, Any] | None = None
     lines: list[bytes] = field(default_factory=list)
     remaining_lines: AsyncGenerator[bytes, None] | None = None
-    hides_logprobs: bool = False
+    hide_logprobs: LogprobsFilter | None = None
     has_ended: bool = False
 
     @property
@@ -83,9 +94,9 @@ class UpstreamDraft:
 
     def get_client_content(self) -> bytes:
         """Return the body of the response for the client, without hidden log-probabilities."""
-        if not self.hides_logprobs or self.body is None:
+        if self.hide_logprobs is None or self.body is None:
             return self.content
-        remove_logprobs(self.body)
+        self.hide_logprobs(self.body)
         return dump_json(self.body)
 
 
@@ -106,6 +117,21 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
     requested_count = request.get("top_logprobs")
     count = max(MIN_TOP_LOGPROBS, requested_count) if isinstance(requested_count, int) else MIN_TOP_LOGPROBS
     return {**request, "logprobs": True, "top_logprobs": count}
+
+
+def make_logprobs_filter(request: Mapping[str, Any]) -> LogprobsFilter | None:
+    """Return a function that removes the log-probabilities that only the gate requested. None means to keep all.
+
+    Args:
+        request: Body of the client's request.
+    """
+    if not request.get("logprobs"):
+        return remove_logprobs
+    count = request.get("top_logprobs")
+    requested_count = count if isinstance(count, int) else 0
+    if requested_count >= MIN_TOP_LOGPROBS:
+        return None
+    return functools.partial(limit_top_logprobs, count=requested_count)
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
@@ -181,14 +207,19 @@ async def _read_stream(
         if answer.finish_reason is not None or is_enough(answer):
             break
     draft.has_ended = answer.finish_reason is not None
+    draft.completion = await response_body.run_for_size(byte_count, lambda: _join_pieces(answer))
+    return draft
+
+
+def _join_pieces(answer: StreamedResponse) -> Completion | None:
+    """Parse the pieces of a streamed answer like one that is not streamed. Return None if they are invalid."""
     choice = {"text": "".join(answer.texts), "finish_reason": answer.finish_reason or "length"}
-    # Parse the pieces like a response that is not streamed.
     body = {"choices": [{**choice, "logprobs": answer.logprobs or None}]}
     try:
-        (draft.completion,) = await response_body.run_for_size(byte_count, lambda: parse_completions(body))
+        (completion,) = parse_completions(body)
     except ModelError:
-        draft.completion = None
-    return draft
+        return None
+    return completion
 
 
 def _calls_tool(chunk: dict[str, Any]) -> bool:
@@ -293,6 +324,20 @@ class UpstreamDraftModel(Backend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         message = "this gate reads logits, and the LLM server returns none. Use another gate, or a local model."
         raise UnsupportedSignal(message)
+
+
+def is_reachable(url: str) -> bool:
+    """Return whether a server answers GET /models, with any status."""
+    seconds = PROBE_RETRY.timeout
+    try:
+        with (
+            closing(http_client.open_client({}, connections=1)) as client,
+            http_client.request_deadline(time.monotonic() + seconds),
+            client.stream("GET", f"{url}/models", timeout=seconds),
+        ):
+            return True
+    except (httpx.HTTPError, httpx.InvalidURL, KnowgateError):
+        return False
 
 
 async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:

@@ -301,8 +301,8 @@ class UpstreamForwarder:
             response.close()
             raise
         self.upstream.record_body()
-        # The body is another object if log-probabilities were added to it.
-        answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
+        if body is not request.upstream_body:  # log-probabilities were added to it
+            answer.hide_logprobs = drafts.make_logprobs_filter(request.body)
         return answer
 
     def insert_passages(self, request: ForwardedRequest, passages: Sequence[Passage], path: str = CHAT_PATH) -> None:
@@ -362,7 +362,7 @@ async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, r
     """
     headers = build_response_headers(draft.response, request.trace.headers)
     if draft.remaining_lines is not None:
-        annotator = streaming.StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
+        annotator = streaming.StreamAnnotator(request.trace, hide_logprobs=draft.hide_logprobs)
         events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
         return streaming.EventStreamResponse(events, headers, request.deadline)
     if draft.body is None:

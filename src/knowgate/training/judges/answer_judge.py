@@ -113,10 +113,11 @@ def train_answer_judge(
     encoder = AnswerEncoder(task, examples)
     fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
-    def raw(indices: Sequence[int]) -> FloatArray:
-        return 1 - fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
+    def score_rows(indices: Sequence[int]) -> FloatArray:
+        prompts = encoder.encode(fitted.judge, indices)
+        return 1 - fitted.predict_known(prompts, indices)
 
-    return make_judge_result(task.gate, fitted, encoder.encode, examples, task.tokens, raw)
+    return make_judge_result(task.gate, fitted, encoder.encode, examples, task.tokens, score_rows)
 
 
 def make_judge_result(
@@ -125,7 +126,7 @@ def make_judge_result(
     encode: PromptEncoder,
     examples: Examples,
     tokens: int,
-    raw: Callable[[Sequence[int]], FloatArray],
+    score_rows: Callable[[Sequence[int]], FloatArray],
 ) -> FitResult:
     """Make the fit result of a gate with a judge (it predicts whether answers are right).
 
@@ -135,7 +136,7 @@ def make_judge_result(
         encode: Makes all prompts with which the gate asks the judge about the rows with the given indices.
         examples: The training data.
         tokens: Maximum number of answer tokens that the judge reads; 0 for the question alone.
-        raw: Returns the uncalibrated need for retrieval of the rows with the given indices.
+        score_rows: Returns the uncalibrated need for retrieval of the rows with the given indices.
     """
     n_rows = len(examples.rows)
     return FitResult(
@@ -144,7 +145,7 @@ def make_judge_result(
         needs=frozenset({Signal.DRAFT}) if tokens else frozenset(),
         request=SignalRequest(draft_tokens=tokens),
         tensors={},
-        raw=raw,
+        raw=score_rows,
         notes=[*fitted.notes, describe_cost(fitted, encode, n_rows)],
         files=fitted.files,
         uses_test_split=len(fitted.seen) == n_rows,

@@ -75,17 +75,23 @@ def plan_ensemble(
         raise BadSetting(
             "`seeds` and `folds` are mutually exclusive: use one. With folds, every judge has its own seed already."
         )
+    if folds:
+        every_row = np.arange(len(texts))
+        return _plan_folds(training, folds, texts, every_row if rows is None else rows)
+    train, dev = tuple(split.train.tolist()), tuple(split.dev.tolist())
+    trainings = [replace(training, seed=training.seed + number) for number in range(seeds)]
+    return [EnsembleMember(each, train, dev) for each in trainings]
+
+
+def _plan_folds(
+    training: JudgeTrainingOptions, folds: int, texts: Sequence[str], rows: NDArray[np.int64]
+) -> list[EnsembleMember]:
+    """Plan one training per fold, on the rows outside the fold."""
+    fold_of_row = assign_folds(texts, folds, training.seed)[rows]
     members = []
-    if not folds:
-        train, dev = tuple(split.train.tolist()), tuple(split.dev.tolist())
-        for number in range(seeds):
-            members.append(EnsembleMember(replace(training, seed=training.seed + number), train, dev))
-        return members
-    fold_of_row = assign_folds(texts, folds, training.seed)
-    used = np.arange(len(texts)) if rows is None else rows
     for fold in range(folds):
-        train = tuple(used[fold_of_row[used] != fold].tolist())
         fold_training = replace(training, seed=training.seed + fold, checks=1, patience=0)
+        train = tuple(rows[fold_of_row != fold].tolist())
         members.append(EnsembleMember(fold_training, train, dev=()))
     return members
 
@@ -183,8 +189,8 @@ def fit_judge(
     """
     trained = []
     for number, member in enumerate(members):
-        folder = work if len(members) == 1 else work / f"member-{number}"
-        trained.append(_train_member(spec, member, make_examples, folder, watch))
+        member_work = work if len(members) == 1 else work / f"member-{number}"
+        trained.append(_train_member(spec, member, make_examples, member_work, watch))
     folders = list_adapter_folders(work / ADAPTER_FOLDER, len(trained))
     files: dict[str, bytes] = {}
     for folder, judge in zip(folders, trained, strict=True):
@@ -192,21 +198,32 @@ def fit_judge(
         shutil.copytree(judge.folder, folder)
         files |= {f"{folder.name}/{name}": data for name, data in judge.files.items()}
     digests = [compute_adapter_digest(folder) for folder in folders]
-    training = members[0].training
+    options = _make_judge_options(spec, trained[0], digests)
+    judge_of_all = spec.load_trained(folders[0], options)
+    return FittedJudge(judge_of_all, members, options, _describe_trainings(trained), files)
+
+
+def _make_judge_options(spec: JudgeSpec, trained: TrainedJudge, digests: Sequence[str]) -> dict[str, Any]:
+    """Make the options that the gate's manifest stores about its judge.
+
+    Args:
+        spec: The model that was fine-tuned.
+        trained: One of the members; they share base and hyperparameters.
+        digests: Digest of the files of each member.
+    """
     options = {
         "base": spec.base,
-        "base_fingerprint": trained[0].base_fingerprint,
+        "base_fingerprint": trained.base_fingerprint,
         "wording": load_packaged_templates(spec.prompts).fingerprint,
         "labels": list(spec.labels),
-        "full": training.full,
-        "max_tokens": training.max_tokens,
+        "full": trained.training.full,
+        "max_tokens": trained.training.max_tokens,
         "adapter_sha256": digests[0],
         **spec.options,
     }
     if len(digests) > 1:
-        options["more_sha256"] = digests[1:]
-    loaded = spec.load_trained(folders[0], options)
-    return FittedJudge(loaded, members, options, _describe_trainings(trained), files)
+        options["more_sha256"] = list(digests[1:])
+    return options
 
 
 def _train_member(

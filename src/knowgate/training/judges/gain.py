@@ -87,9 +87,9 @@ def train_gain_judge(
     task = answer_judge.make_answer_task(examples, options)
     spec = make_answer_judge_spec("judge", task.base or str(examples.settings["model"]), task.bits)
     encoders = [AnswerEncoder(replace(task, gate=prompt), examples) for prompt in GAIN_PROMPTS]
-
     judge_encoder, search_encoder = encoders
-    fitted = fit_judge(spec, members, partial(_make_gain_examples, encoders), work=work, watch=watch)
+    make_examples = partial(_make_gain_examples, encoders)
+    fitted = fit_judge(spec, members, make_examples, work=work, watch=watch)
 
     def encode_both(judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
         return [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, indices)]

@@ -119,12 +119,7 @@ def _write_member(
     options = gate.artifact.options
     model = merge_adapter(source, options)
     check_exportable(model.loaded.model.config)
-    judge = causal_judge.CausalJudge(model, (options["labels"][0], options["labels"][1]))
-    questions = [Question(question) for question, _ in CHECK_QUESTIONS]
-    answers = [answer for _, answer in CHECK_QUESTIONS]
-    prompts = encode_answers(JUDGE_PROMPTS[gate.name], judge, questions, answers, int(options["tokens"]))
     tokenizer = model.loaded.tokenizer
-    turn = extract_turn_template(model.render, tokenizer.all_special_tokens, chat=bool(tokenizer.chat_template))
     target.mkdir(parents=True)
     tokenizer.backend_tokenizer.save(str(target / causal_judge.TOKENIZER_FILE))
     write_gguf(
@@ -135,11 +130,24 @@ def _write_member(
         tokenizer_source=find_gguf_file(str(options["base"])),
         on_progress=watch,
     )
+    turn = extract_turn_template(model.render, tokenizer.all_special_tokens, chat=bool(tokenizer.chat_template))
+    judge = causal_judge.CausalJudge(model, (options["labels"][0], options["labels"][1]))
+    known_token, unknown_token = judge.label_tokens
+    checks = _predict_checks(JUDGE_PROMPTS[gate.name], judge, int(options["tokens"]))
+    return causal_judge.GgufOptions(kind=kind, turn=turn, pair=(known_token, unknown_token), checks=checks)
+
+
+def _predict_checks(
+    prompt_name: str, judge: causal_judge.CausalJudge, tokens: int
+) -> tuple[causal_judge.ReferencePrompt, ...]:
+    """Predict the check questions, to compare the predictions after the export."""
+    questions = [Question(question) for question, _ in CHECK_QUESTIONS]
+    answers = [answer for _, answer in CHECK_QUESTIONS]
+    prompts = encode_answers(prompt_name, judge, questions, answers, tokens)
     checks = []
     for prompt, known in zip(prompts, judge.predict_known(prompts), strict=True):
         checks.append(causal_judge.ReferencePrompt(tuple(prompt.ids), float(known)))
-    known_token, unknown_token = judge.label_tokens
-    return causal_judge.GgufOptions(kind=kind, turn=turn, pair=(known_token, unknown_token), checks=tuple(checks))
+    return tuple(checks)
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:

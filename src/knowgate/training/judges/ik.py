@@ -114,7 +114,7 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
 
 def _make_notes(examples: Examples, tokens: int) -> list[str]:
     """Return notes for the model card about differences from the paper."""
-    notes = [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]
+    notes = [] if examples.target == "known" else [f"trained on '{examples.target}'; the paper's target is 'known'"]
     lengths = [len(row.closed.tokens) for row in examples.rows if row.closed and row.closed.tokens is not None]
     median = int(np.median(lengths)) if lengths else tokens
     if median < tokens:

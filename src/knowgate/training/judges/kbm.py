@@ -19,7 +19,6 @@ from knowgate.gates import kbm as kbm_gate
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
 from knowgate.gates.judges.causal_judge import CausalJudge
 from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, PASSAGE_EXAMPLES
-from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
@@ -75,18 +74,10 @@ def fit_kbm(
     taus = {name: options.tau or choose_tau(examples, name) for name in KBM_HEADS}
     if training is None:
         training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
-    fitted = fit_judge(
-        JudgeSpec(options.base or str(examples.settings["model"]), KBM_LABELS, "kbm"),
-        plan_ensemble(examples.split, training),
-        functools.partial(_make_examples, examples, taus, training.max_tokens),
-        work=work,
-        watch=watch,
-    )
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        prompts = [build_kbm_prompt(examples.questions[index]) for index in indices]
-        return 1 - kbm_gate.compute_kbm_confidence(fitted.judge, head, prompts)
-
+    spec = JudgeSpec(options.base or str(examples.settings["model"]), KBM_LABELS, "kbm")
+    make_examples = functools.partial(_make_examples, examples, taus, training.max_tokens)
+    fitted = fit_judge(spec, plan_ensemble(examples.split, training), make_examples, work=work, watch=watch)
+    score_rows = functools.partial(_score_rows, examples, fitted.judge, head)
     n_with_passages = sum(_has_passage_labels(examples.rows[index]) for index in examples.split.train)
     stored_options = {
         "head": head,
@@ -96,14 +87,20 @@ def fit_kbm(
         **fitted.options,
     }
     passages_note = f"{n_with_passages} of its examples had passages" if n_with_passages else NO_PASSAGES_NOTE
-    notes = [*fitted.notes, passages_note, *_measure_verdict(examples, head, taus, raw)]
+    notes = [*fitted.notes, passages_note, *_measure_verdict(examples, head, taus, score_rows)]
     return FitResult(
-        f"kbm:{head}", stored_options, frozenset(), SignalRequest(), {}, raw, notes=notes, files=fitted.files
+        f"kbm:{head}", stored_options, frozenset(), SignalRequest(), {}, score_rows, notes=notes, files=fitted.files
     )
 
 
+def _score_rows(examples: Examples, judge: CausalJudge, head: str, indices: Sequence[int]) -> FloatArray:
+    """Return the judge's probability that the questions with these indices are not known."""
+    prompts = [kbm_gate.render_kbm_prompt(judge, examples.questions[index]) for index in indices]
+    return 1 - kbm_gate.compute_kbm_confidence(judge, head, prompts)
+
+
 def _measure_verdict(
-    examples: Examples, head: str, taus: Mapping[str, float], raw: Callable[[Sequence[int]], FloatArray]
+    examples: Examples, head: str, taus: Mapping[str, float], score_rows: Callable[[Sequence[int]], FloatArray]
 ) -> list[str]:
     """Measure on the test split how often the judge's raw prediction is right.
 
@@ -111,7 +108,7 @@ def _measure_verdict(
         examples: The label rows.
         head: The indicator that the gate decides by: 'mastery' or 'certainty'.
         taus: Thresholds by indicator. A question is known if its indicator is at least the threshold.
-        raw: Returns the judge's probability that a question is not known, for the rows with the given indices.
+        score_rows: Returns the judge's probability that a question is not known, for the rows with the given indices.
 
     Returns:
         One note for the card; empty without test questions.
@@ -122,8 +119,9 @@ def _measure_verdict(
     column = KBM_HEADS.index(head)
     rows = [examples.rows[index] for index in test]
     known = np.array([make_kbm_labels(row.closed, taus)[column] for row in rows if row.closed], dtype=bool)
-    predicted = raw(test) < RAW_THRESHOLD
-    accuracy, share_known = float((predicted == known).mean()), float(known.mean())
+    predicted = score_rows(test) < RAW_THRESHOLD
+    accuracy = float((predicted == known).mean())
+    share_known = float(known.mean())
     majority = max(share_known, 1 - share_known)
     return [
         f"its own verdict (P(True) > P(False)) on the test split: '{head} >= {taus[head]:g}' is predicted right for "
@@ -148,7 +146,7 @@ def _make_examples(
     for index in indices:
         row, question = examples.rows[index], examples.questions[index]
         if row.closed is not None:
-            made.append(_make_example(judge, build_kbm_prompt(question), row.closed, taus))
+            made.append(_make_example(judge, kbm_gate.render_kbm_prompt(judge, question), row.closed, taus))
         if row.open is not None and _has_passage_labels(row):
             prompt = kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)
             made.append(_make_example(judge, prompt, row.open, taus))

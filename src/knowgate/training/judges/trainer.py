@@ -109,12 +109,10 @@ def train_judge(
             f"there is no example to train on: none of the {len(examples)} examples has at most {training.max_tokens} tokens. "
             "Label more questions, set `tokens` lower, or show fewer passages."
         )
-    # The key identifies this training, so that only its own checkpoint is continued.
-    rows = [f"{each.prompt.ids}{each.prompt.positions}{each.targets}" for each in (*usable, *usable_dev)]
-    key = sha256_text(model.fingerprint, repr(asdict(training)), str(len(usable_dev)), *rows)
-    state = checkpoint.load_training_state(work, key)
+    run = _TrainingRun(model, usable, usable_dev, training, work, watch)
+    state = checkpoint.load_training_state(work, run.compute_key())
     if not state.is_finished(training.n_segments, training.patience):
-        state = _TrainingRun(model, usable, usable_dev, training, work, watch).run(state)
+        state = run.run(state)
     folder = work / BEST_FOLDER
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     n_dropped = len(examples) - len(usable) + len(dev) - len(usable_dev)
@@ -135,6 +133,11 @@ class _TrainingRun:
     optimizer: Any = None
     portion_size: int = 0  # examples that are run at once
 
+    def compute_key(self) -> str:
+        """Compute a hash of model, data and settings, so that only this training is continued."""
+        rows = [f"{each.prompt.ids}{each.prompt.positions}{each.targets}" for each in (*self.examples, *self.dev)]
+        return sha256_text(self.model.fingerprint, repr(asdict(self.training)), str(len(self.dev)), *rows)
+
     def run(self, state: TrainingState) -> TrainingState:
         """Train until the state is finished."""
         import torch
@@ -152,11 +155,14 @@ class _TrainingRun:
             dev = self._evaluate() if self.dev else None
             state = state.add(segment, dev)
             self._save(state)
-            epoch = state.n_done / self.training.checks
-            evaluation = "" if dev is None else format_dev_evaluation(dev)
-            words = f"epoch {epoch:g}, loss {segment.loss:.3f}{evaluation}, {segment.rate:.1f} examples/s"
-            self._report(round(epoch * len(self.examples)), words, is_end=True)
+            self._report_segment(state.n_done / self.training.checks, segment, dev)
         return state
+
+    def _report_segment(self, epoch: float, segment: TrainingSegment, dev: DevEvaluation | None) -> None:
+        """Report the end of a segment. Without dev rows, `dev` is None."""
+        evaluation = "" if dev is None else format_dev_evaluation(dev)
+        words = f"epoch {epoch:g}, loss {segment.loss:.3f}{evaluation}, {segment.rate:.1f} examples/s"
+        self._report(round(epoch * len(self.examples)), words, is_end=True)
 
     def _report(self, done: int, words: str, *, is_end: bool = False) -> None:
         """Report the number of processed examples. `is_end` marks the end of a segment."""
@@ -208,14 +214,9 @@ class _TrainingRun:
             speed = n_seen / max(1e-9, time.perf_counter() - start)
             done = epoch * len(self.examples) + i * self.training.batch + len(batches[i])
             self._report(done, f"epoch {epoch + 1}, loss {losses[-1]:.3f}, {speed:.1f} examples/s")
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        n_skipped = len(losses) - len(finite)
-        if len(finite) < (1 - MAX_SKIPPED_SHARE) * len(losses):
-            raise BadSetting(
-                f"the training diverged: {n_skipped} of {len(losses)} updates had gradients that are not finite. Use a "
-                "smaller `learning_rate`."
-            )
-        return TrainingSegment(float(np.mean(finite or [0.0])), speed, n_skipped, time.perf_counter() - start)
+        finite = _select_finite(losses)
+        mean_loss = float(np.mean(finite or [0.0]))
+        return TrainingSegment(mean_loss, speed, len(losses) - len(finite), time.perf_counter() - start)
 
     def _set_learning_rate(self, update: int, updates: int) -> None:
         """Set the learning rate of one update. `updates` is the total number."""
@@ -299,6 +300,21 @@ class _TrainingRun:
                 margins += self.model.compute_margins(batch)
         truth = np.array([example.targets[-1] >= 0.5 for example in self.dev])
         return DevEvaluation(total_loss / len(self.dev), auroc(truth, np.array(margins)))
+
+
+def _select_finite(losses: Sequence[float]) -> list[float]:
+    """Select the finite losses. Updates with other losses were skipped.
+
+    Raises:
+        BadSetting: Most losses are not finite, so the training diverged.
+    """
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if len(finite) < (1 - MAX_SKIPPED_SHARE) * len(losses):
+        raise BadSetting(
+            f"the training diverged: {len(losses) - len(finite)} of {len(losses)} updates had gradients that are not "
+            "finite. Use a smaller `learning_rate`."
+        )
+    return finite
 
 
 def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

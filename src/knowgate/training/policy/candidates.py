@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -234,20 +234,15 @@ class CandidateFitter:
         if recipe.gate == "stack":
             judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
             margins = {name_judge(0): compute_margin(judge_scores)}
-
-            def fit_stack(examples: Examples, fold: int) -> FitResult:
-                return fit_fusion(examples, cheap=True, margins=margins, embedder=self.evidence.embedder)
-
-            return self._score_folds(recipe, fit_stack)
+            fit_stack = partial(fit_fusion, cheap=True, margins=margins, embedder=self.evidence.embedder)
+            return self._score_folds(recipe, lambda examples, fold: fit_stack(examples))
         key = self._make_key(recipe)
         file = self.work / f"needs-{key}.json"
         if file.is_file():
             return np.array(json.loads(file.read_text(encoding="utf-8")))
-
-        def fit_gate(examples: Examples, fold: int) -> FitResult:
-            return self._fit_recipe(recipe, examples, self.work / f"{key}-{fold}")
-
-        needs = self._score_folds(recipe, fit_gate)
+        needs = self._score_folds(
+            recipe, lambda examples, fold: self._fit_recipe(recipe, examples, self.work / f"{key}-{fold}")
+        )
         write_bytes(file, json.dumps(needs.tolist()).encode())
         return needs
 
@@ -400,8 +395,8 @@ def fit_single_feature(examples: Examples, feature: str) -> FitResult:
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
     request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
     tensors = {f"fusion.{name}": value for name, value in classifier.items()}
-    raw = make_scorer(classifier, values)
-    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, raw)
+    score_rows = make_scorer(classifier, values)
+    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, score_rows)
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int64]) -> FloatArray:

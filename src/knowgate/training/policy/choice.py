@@ -164,10 +164,33 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
 
     After each failure, stricter loss limits are tried.
     """
-    constant = _select_constant(questions)
     limits = questions.options
+    choice = _start_with_constant(questions)
     rejected = None  # the first policy that fails
-    choice = PolicyChoice(
+    for share in LOSS_SHARES:
+        stricter = replace(questions, options=limits.model_copy(update={"max_loss": share * limits.max_loss}))
+        tried = _try_policies(stricter)
+        chosen, reason = _select(stricter, tried)
+        if chosen.is_constant:
+            continue
+        estimate = _estimate_out_of_fold(stricter, folds)
+        failure = estimate.describe_violation(limits, choice.reference.name)
+        if not failure and estimate.value <= choice.constant.value:
+            failure = f"it is not worth more than {choice.constant.name}"
+        if not failure:
+            return replace(choice, chosen=chosen, tried=tried, estimate=estimate, reason=reason)
+        rejected = rejected or RejectedPolicy(chosen.name, estimate, failure)
+    if rejected is None:  # no policy with a gate was selected
+        return _explain_constant(questions, choice)
+    reason = f"{rejected.name} looked best, but failed on questions that it was not chosen on: {rejected.failure}"
+    required = rejected.result.reference_loss.count_required_rows(limits)
+    return replace(choice, reason=reason, required_rows=required, rejected=rejected)
+
+
+def _start_with_constant(questions: GradedQuestions) -> PolicyChoice:
+    """Choose the best constant policy, which stays if no other policy passes."""
+    constant = _select_constant(questions)
+    return PolicyChoice(
         chosen=constant,
         always=questions.evaluate_constant(ALWAYS),
         never=questions.evaluate_constant(NEVER),
@@ -177,30 +200,18 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
         estimate=constant,
         reason="",
     )
-    for share in LOSS_SHARES:
-        stricter = replace(questions, options=limits.model_copy(update={"max_loss": share * limits.max_loss}))
-        tried = _try_policies(stricter)
-        chosen, reason = _select(stricter, tried)
-        if chosen.is_constant:
-            continue
-        estimate = _estimate_out_of_fold(stricter, folds)
-        failure = estimate.describe_violation(limits, choice.reference.name)
-        if not failure and estimate.value <= constant.value:
-            failure = f"it is not worth more than {constant.name}"
-        if not failure:
-            return replace(choice, chosen=chosen, tried=tried, estimate=estimate, reason=reason)
-        rejected = rejected or RejectedPolicy(chosen.name, estimate, failure)
-    if rejected is None:  # no policy with a gate was selected
+
+
+def _explain_constant(questions: GradedQuestions, choice: PolicyChoice) -> PolicyChoice:
+    """Add the reason why a constant policy was chosen, and how many rows could change it."""
+    nearest = _find_nearest_unproven(questions, choice.constant)
+    if nearest is None:
         _, reason = _select(questions, choice.tried)
-        nearest = _find_nearest_unproven(questions, constant)
-        if nearest is None:
-            return replace(choice, reason=reason)
-        violation = nearest.describe_violation(limits, choice.reference.name)
-        reason = f"no other policy is safe. For {nearest.name} with {nearest.searches:.0%} searches, {violation}"
-        return replace(choice, reason=reason, required_rows=nearest.reference_loss.count_required_rows(limits))
-    reason = f"{rejected.name} looked best, but failed on questions that it was not chosen on: {rejected.failure}"
-    required = rejected.result.reference_loss.count_required_rows(limits)
-    return replace(choice, reason=reason, required_rows=required, rejected=rejected)
+        return replace(choice, reason=reason)
+    violation = nearest.describe_violation(questions.options, choice.reference.name)
+    reason = f"no other policy is safe. For {nearest.name} with {nearest.searches:.0%} searches, {violation}"
+    required = nearest.reference_loss.count_required_rows(questions.options)
+    return replace(choice, reason=reason, required_rows=required)
 
 
 def apply_policy(
@@ -233,15 +244,16 @@ def apply_policy(
     values = np.full(len(closed_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
     gate = GateCandidate(chosen.gate, values, reads_draft and not chosen.is_constant, chosen.models)
     arbiters = {}
+    reference_arbiter = NO_ARBITER
     if reference_takes_closed is not None:
-        arbiters["reference"] = ArbiterCandidate("reference", reference_takes_closed)
+        reference_arbiter = "reference"
+        arbiters[reference_arbiter] = ArbiterCandidate(reference_arbiter, reference_takes_closed)
     if chosen.arbiter:
         if takes_closed is None:
             raise BadInput(f"the policy uses the arbiter '{chosen.arbiter}'. Pass what it chose as `takes_closed`.")
         arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, takes_closed)
-    reference = NO_ARBITER if reference_takes_closed is None else "reference"
-    options = options or ChoiceOptions()
-    questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, options, reference)
+    prices = options or ChoiceOptions()
+    questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, prices, reference_arbiter)
     return questions.evaluate(chosen.gate, chosen.arbiter, chosen.threshold)
 
 

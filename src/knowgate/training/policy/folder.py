@@ -18,9 +18,13 @@ from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, read_artifact, revise_artifact
 from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
-from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, render_card_section, replace_card_section
+from knowgate.gates.calibration.evidence import (
+    CALIBRATION_KEYS_FILE,
+    describe_setup,
+    render_card_section,
+    replace_card_section,
+)
 from knowgate.gates.calibration.guarantee import compute_net_p_value
-from knowgate.gates.calibration.threshold_calibration import describe_setup
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold, find_smallest_count
 from knowgate.stats.metrics import FloatArray
 from knowgate.stats.proportions import estimate_proportion
@@ -89,10 +93,10 @@ def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -
 def make_constant_result() -> FitResult:
     """Return a fitted gate with the same need for every question."""
 
-    def raw(indices: Sequence[int]) -> FloatArray:
+    def score_rows(indices: Sequence[int]) -> FloatArray:
         return np.full(len(indices), CONSTANT_NEED)
 
-    return FitResult(CONSTANT_GATE, {}, frozenset(), SignalRequest(), {}, raw)
+    return FitResult(CONSTANT_GATE, {}, frozenset(), SignalRequest(), {}, score_rows)
 
 
 def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -176,21 +177,16 @@ class PolicySearch:
             return self._fit_choice(self._replace_failed(choice, total), out)
         retrieved = tested.outcomes.needs > tested.threshold
         topics = self._measure_topics(self._list_retrieved(choice.chosen, retrieved))
-        summary = self._summarize(choice, tested.held_out, total)
-        if topics:
-            summary.append(describe_extremes(topics))
-        warning = total.describe_extra_cost(self.options)
-        if warning:
-            summary.insert(1, warning)
+        reads_draft = bool(tested.result.request.draft_tokens)
         parts = PolicyParts(
             self.evidence,
             choice,
             tested.threshold,
             tested.outcomes,
-            name_arbiter(choice.chosen, tested.arbiter_folder, bool(tested.result.request.draft_tokens)),
+            name_arbiter(choice.chosen, tested.arbiter_folder, reads_draft),
             tested.arbiter_folder,
             confidence=self.options.confidence,
-            summary=tuple(summary),
+            summary=tuple(self._summarize(choice, tested.held_out, total, topics)),
             topics=topics,
         )
         self._write(parts, tested.result, tested.examples, out)
@@ -278,21 +274,31 @@ class PolicySearch:
             self.fitter.report(f"topics were left out: {error}")
             return []
 
-    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> list[str]:
-        """Summarize the choice, its reason, and its results on new questions.
+    def _summarize(
+        self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult, topics: Sequence[TopicResult]
+    ) -> list[str]:
+        """Summarize the choice, its reason, its results on new questions, and the topics.
 
         Args:
             choice: The choice.
             held_out: The policy on the held-out rows.
             total: The policy on all questions, each tested with a policy that did not learn from it.
+            topics: What the LLM knows by topic; may be empty.
         """
         lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
+        if warning := total.describe_extra_cost(self.options):
+            lines.append(warning)
         if choice.chosen.name == NEVER:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
         if choice.chosen.name == ALWAYS:
-            return [*lines, self._suggest_rows(choice)]
+            lines.append(self._suggest_rows(choice))
+        else:
+            lines += self._describe_results(choice, held_out, total)
+        return [*lines, describe_extremes(topics)] if topics else lines
+
+    def _describe_results(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> list[str]:
+        """Describe the results on all questions and on the test questions, with the guarantee."""
         return [
-            *lines,
             f"On all {total.loss.n} questions, each tested with a policy that did not learn from it: "
             f"{choice.describe_losses(total, self.options)}",
             f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
