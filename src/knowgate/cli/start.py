@@ -247,16 +247,7 @@ def refit(
     source = parse_log_location(log)
     if isinstance(source, Path) and not is_server_log(source):
         raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
-    sources = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
-    settings = load_settings(config, **sources)
-    first_run_options = options.replace(
-        docs=str(settings.docs or ""),
-        index=settings.index or "",
-        model=get_served_model(settings),
-        questions=str(_write_logged_questions(source, options.count, options.out)),
-        out=options.out / "run",  # A first run requires a folder that contains nothing else.
-        config=options.out / "knowgate.toml",
-    )
+    first_run_options = _make_first_run_options(source, config, options)
     try:
         with show_progress("refitting", "questions") as show:
             result = first_run(first_run_options, ConsoleReporter(show))
@@ -265,6 +256,20 @@ def refit(
         raise
     print_result(result, first_run_options)
     create_console().print(f"knowgate serve --config {result.config}")
+
+
+def _make_first_run_options(log: Path | DatabaseAddress, config: Path | None, options: RefitOptions) -> FirstRunOptions:
+    """Return the options of a first run on logged questions, after writing these to a file."""
+    sources = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
+    settings = load_settings(config, **sources)
+    return options.replace(
+        docs=str(settings.docs or ""),
+        index=settings.index or "",
+        model=get_served_model(settings),
+        questions=str(_write_logged_questions(log, options.count, options.out)),
+        out=options.out / "run",  # A first run requires a folder that contains nothing else.
+        config=options.out / "knowgate.toml",
+    )
 
 
 def _write_logged_questions(log: Path | DatabaseAddress, count: int, out: Path) -> Path:
