@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -60,17 +60,23 @@ def ask(
     rag = build_pipeline(settings, record)
     _print_guarantee(rag, explain)
     try:
-        if lines is None:
+        if lines is None:  # interactive
             _run_conversation(rag, questions or [], explain=explain, as_json=as_json)
         else:
             # A single answer is printed while it is generated, if a person watches.
             live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
             _answer_all(rag, lines, live=live, explain=explain, as_json=as_json)
     finally:
-        if rag.log is not None:  # with --log, questions are logged, so that gates can learn from them
-            rag.log.close()
-            counts = f"{rag.log.n_labeled} of {rag.log.n_questions} questions"
-            inform(f"{counts} were logged: those with an answer both with and without passages.")
+        _close_log(rag)
+
+
+def _close_log(rag: AdaptiveRAG) -> None:
+    """Close the log of questions, if there is one, and print how many were logged."""
+    if rag.log is None:  # without --log
+        return
+    rag.log.close()
+    counts = f"{rag.log.n_labeled} of {rag.log.n_questions} questions"
+    inform(f"{counts} were logged: those with an answer both with and without passages.")
 
 
 def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, explain: bool, as_json: bool) -> None:
@@ -84,23 +90,33 @@ def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, expl
         as_json: Print JSON records instead of text.
     """
     questions = (_parse_question_line(rag.model, line) for line in lines)
-    streamed = (show_streamed_answer(rag, question) for question in questions)
-    answers = streamed if live else rag.stream(questions, first=1)  # a first batch of one question appears soon
+    answers = _print_live_answers(rag, questions) if live else _print_answers(rag, questions, as_json)
     distances = []  # of the questions from those that the gate was fitted on
-    is_any_cut_off = False
+    n_cut_off = 0
     for answer in answers:
         distances.append(answer.decision.distance)
-        is_any_cut_off |= not answer.finished
-        if as_json:
-            print_json(answer_record(answer, rag))
-            continue
-        if not live:
-            show_answer(answer)
-        if explain:
+        n_cut_off += not answer.finished
+        if explain and not as_json:
             show_decision_basis(answer.decision)
-    if is_any_cut_off and not as_json:
+    if n_cut_off and not as_json:
         _print_truncation_notice(rag)
     _warn_about_far_questions(rag, distances)
+
+
+def _print_live_answers(rag: AdaptiveRAG, questions: Iterator[Question]) -> Iterator[Answer]:
+    """Print each answer while it is generated, and yield it."""
+    for question in questions:
+        yield show_streamed_answer(rag, question)
+
+
+def _print_answers(rag: AdaptiveRAG, questions: Iterator[Question], as_json: bool) -> Iterator[Answer]:
+    """Print each answer when it is complete, and yield it."""
+    for answer in rag.stream(questions, first=1):  # a first batch of one question appears soon
+        if as_json:
+            print_json(answer_record(answer, rag))
+        else:
+            show_answer(answer)
+        yield answer
 
 
 def decide(
@@ -125,12 +141,18 @@ def decide(
         if as_json:
             id_field = {"id": question.id} if question.id else {}
             print_json({**id_field, "question": question.text, **decision_record(decision), "model": rag.model.name})
-            continue
-        reason = (sanitize_text(decision.reason), "dim")
-        create_console().print(Text.assemble(format_verdict(decision), f"  {sanitize_text(question.text)}  ", reason))
-        if explain:
-            show_decision_basis(decision)
+        else:
+            _show_decided_question(question, decision, explain)
     _warn_about_far_questions(rag, distances)
+
+
+def _show_decided_question(question: Question, decision: Decision, explain: bool) -> None:
+    """Print a decision with its question and reason, and its basis if asked to."""
+    text = f"  {sanitize_text(question.text)}  "
+    reason = (sanitize_text(decision.reason), "dim")
+    create_console().print(Text.assemble(format_verdict(decision), text, reason))
+    if explain:
+        show_decision_basis(decision)
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
@@ -172,18 +194,25 @@ def _run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, 
     """Answer questions as one conversation. Standard input follows the given questions."""
     conversation = Conversation(rag)
     for number, text in enumerate(_read_conversation(first), start=1):
-        question = conversation.rewrite(text, str(number) if as_json else "")
         if as_json:
+            question = conversation.rewrite(text, str(number))
             answer = rag.answer(question)
             print_json(answer_record(answer, rag))
         else:
-            show_rewritten_question(question)
-            answer = show_streamed_answer(rag, question)
-            if not answer.finished:
-                _print_truncation_notice(rag)
-            if explain:
-                show_decision_basis(answer.decision)
+            question = conversation.rewrite(text, "")
+            answer = _show_turn(rag, question, explain)
         conversation.remember(answer)
+
+
+def _show_turn(rag: AdaptiveRAG, question: Question, explain: bool) -> Answer:
+    """Answer a question of a conversation, and print the answer while it is generated."""
+    show_rewritten_question(question)
+    answer = show_streamed_answer(rag, question)
+    if not answer.finished:
+        _print_truncation_notice(rag)
+    if explain:
+        show_decision_basis(answer.decision)
+    return answer
 
 
 def _read_conversation(first: Sequence[str]) -> Iterator[str]:
@@ -216,12 +245,16 @@ def _parse_question_line(model: Model, line: Question) -> Question:
             raise
         return line
     if "messages" in record:
-        messages = record["messages"]
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
-        return question_from_messages(model, messages, line.id)
+        return question_from_messages(model, _check_messages(record["messages"], where), line.id)
     text = record.get("question")
     return replace(line, text=text) if isinstance(text, str) and text.strip() else line
+
+
+def _check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
+    """Return the messages of a chat if they are a list of objects."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
+    return messages
 
 
 ELLIPSIS = "…"
@@ -256,23 +289,28 @@ def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
         The complete answer.
     """
     line = StreamedLine()
-    shown_decision: Decision | None = None
+    first_decision: Decision | None = None
     with closing(rag.answer_stream(question)) as events, closing(line):
         for event in events:
             match event:
                 case DecisionEvent(decision):
-                    shown_decision = decision
+                    first_decision = decision
                     show_decision(decision)
                 case TextEvent(text):
                     line.add(text)
                 case AnswerEvent(answer):
                     line.add(_format_ending(answer))
                     line.close()
-                    if answer.decision != shown_decision:
-                        show_decision(answer.decision)
-                    show_sources(answer)
+                    _show_answer_basis(answer, first_decision)
                     return answer
     raise RuntimeError("the stream ended without an answer")
+
+
+def _show_answer_basis(answer: Answer, shown_decision: Decision | None) -> None:
+    """Print the sources of an answer, and its decision unless it is already shown."""
+    if answer.decision != shown_decision:
+        show_decision(answer.decision)
+    show_sources(answer)
 
 
 @dataclass

@@ -44,11 +44,16 @@ def calibrate_command(
         inform(f"Left out: {left_out}.")
     arbiter_flag = f" --arbiter {arbiter}" if arbiter else ""
     if is_artifact(gate):
-        model_flags = suggest_ask_options(RunFolder(labels[0]).manifest()["settings"]["model"])
-        command = f"knowgate ask --gate {calibration.source}{arbiter_flag}{model_flags}"
+        model = RunFolder(labels[0]).manifest()["settings"]["model"]
+        command = f"knowgate ask --gate {calibration.source}{arbiter_flag}{suggest_ask_options(model)}"
         inform(f"Written to {calibration.source}. Use it: {command}")
-    elif calibration.threshold == ALWAYS_RETRIEVE:
-        inform(f"Use it: knowgate ask --gate always{arbiter_flag}")
     else:
-        command = f"knowgate ask --gate {gate} --threshold {calibration.threshold:g}{arbiter_flag}"
-        inform(f"This gate cannot store a threshold. Pass it on the command line: {command}")
+        inform(_suggest_threshold_flag(gate, calibration.threshold, arbiter_flag))
+
+
+def _suggest_threshold_flag(gate: str, threshold: float, arbiter_flag: str) -> str:
+    """Say how to use the threshold of a gate that cannot store it."""
+    if threshold == ALWAYS_RETRIEVE:
+        return f"Use it: knowgate ask --gate always{arbiter_flag}"
+    command = f"knowgate ask --gate {gate} --threshold {threshold:g}{arbiter_flag}"
+    return f"This gate cannot store a threshold. Pass it on the command line: {command}"

@@ -79,18 +79,23 @@ def doctor(options: DoctorOptions) -> None:
     """
     findings = list(check_serving(options.config) if options.serve else check_installation())
     shown = [finding for finding in findings if options.everything or not finding.is_minor]
+    _print_findings(shown)
+    create_console().print(summarize_findings(findings, "knowgate serve" if options.serve else "knowgate demo"))
+    if any(finding.is_broken for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    """Print each finding on a line, and advice on a line of its own."""
     console = create_console()
-    width = max(len(finding.name) for finding in shown)
-    for finding in shown:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
         color = "yellow" if finding.advice else "green"
         if finding.is_broken:
             color = "red"
         console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
         if finding.advice:  # on its own line, so that it can be copied
             console.print(f"{'':<{width}}  type: {finding.advice}")
-    console.print(summarize_findings(findings, "knowgate serve" if options.serve else "knowgate demo"))
-    if any(finding.is_broken for finding in findings):
-        raise typer.Exit(1)
 
 
 def summarize_findings(findings: Sequence[Finding], next_command: str) -> Text:

@@ -188,17 +188,17 @@ def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
     if not flags:
         return message
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
-
-    def translate(match: re.Match[str]) -> str:
-        """Return the flag for an argument such as 'samples=0'."""
-        flag, value = flags[match["name"]], match["value"]
-        if value in ("False", "None"):
-            return f"no {flag}"
-        if value in ("", "True"):
-            return flag
-        return f"{flag} {value}"
-
     value = r"""'[^']*'|"[^"]*"|[\w.+-]*[\w]|"""  # a text in quotes, a number or word, or nothing
     # The characters before an argument must not show that it is part of a longer name or of a URL.
-    message = re.sub(rf"(?<![\w.?&-])`?(?P<name>{names})=(?P<value>{value})`?", translate, message)
+    argument = rf"(?<![\w.?&-])`?(?P<name>{names})=(?P<value>{value})`?"
+    message = re.sub(argument, lambda match: _format_flag(flags[match["name"]], match["value"]), message)
     return re.sub(rf"`({names})`", lambda match: flags[match[1]], message)
+
+
+def _format_flag(flag: str, value: str) -> str:
+    """Format a flag with the value of a Python argument, such as '--samples 0'."""
+    if value in ("False", "None"):
+        return f"no {flag}"
+    if value in ("", "True"):
+        return flag
+    return f"{flag} {value}"

@@ -14,7 +14,7 @@ from knowgate.cli.label import LabelProgressBar
 from knowgate.cli.options import GatesOption, path_argument, path_option, split_gate_specs
 from knowgate.cli.progress import show_progress
 from knowgate.core.options import Options, Share, WholeNumber, option
-from knowgate.evaluation.evaluation_diff import diff_evaluations, diff_to_dict
+from knowgate.evaluation.evaluation_diff import EvaluationDiff, diff_evaluations, diff_to_dict
 from knowgate.evaluation.evaluation_summary import load_evaluation_summary
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import EvaluateOptions, evaluate
@@ -61,15 +61,7 @@ def eval_(
     if "price_wrong" in options.model_fields_set:  # the price of a wrong answer is compared with that of a search
         options = options.replace(price_search=report.price_search)
     specs = split_gate_specs(gates, runs or ())
-    with show_progress("evaluating", "questions") as show:
-        evaluation = evaluate(
-            specs,
-            runs or None,
-            data=output.data or None,
-            options=options,
-            on_progress=LabelProgressBar(show),
-            on_arbitrated=partial(show, stage="arbitrating"),
-        )
+    evaluation = _evaluate_with_progress(specs, runs, output.data, options)
     _print_warnings(evaluation)
     if output.as_json:
         print_json(report_folder.build_summary(evaluation, report))
@@ -79,6 +71,26 @@ def eval_(
         report_folder.write_report(evaluation, options.out, options=report)
         if report.html:
             inform(f"Page: {(options.out / report_folder.PAGE_FILE).resolve()}")
+    _log_evaluation(evaluation, output)
+
+
+def _evaluate_with_progress(
+    specs: list[str], runs: list[Path] | None, data: str | None, options: EvaluateOptions
+) -> Evaluation:
+    """Evaluate gates on label runs or on new data, with a progress bar."""
+    with show_progress("evaluating", "questions") as show:
+        return evaluate(
+            specs,
+            runs or None,
+            data=data or None,
+            options=options,
+            on_progress=LabelProgressBar(show),
+            on_arbitrated=partial(show, stage="arbitrating"),
+        )
+
+
+def _log_evaluation(evaluation: Evaluation, output: OutputOptions) -> None:
+    """Log an evaluation to the chosen trackers, and say where new answers are stored."""
     if output.mlflow:
         inform(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
     if output.wandb:
@@ -112,6 +124,19 @@ def _print_evaluation(evaluation: Evaluation, report: report_folder.ReportOption
         report: Prices, and how many right answers the user accepts to lose, compared with always retrieving.
         full: Print all tables instead of the summary.
     """
+    _print_recommendation(evaluation, report)
+    rules = describe_rules(propose_rules(evaluation.topics))
+    if rules:  # "" if no topic has a rule
+        print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")
+    if full:
+        create_wide_console().print(Text(), render_tables(build_evaluation_tables(evaluation)))
+    else:
+        create_wide_console(SUMMARY_WIDTH).print(Text(), render_tables(build_summary_tables(evaluation)))
+        inform("More tables: --full, or the report (--out DIR).")
+
+
+def _print_recommendation(evaluation: Evaluation, report: report_folder.ReportOptions) -> None:
+    """Print which gate is recommended, and what to do next."""
     verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(f"{verdict.label}: {verdict.text} {verdict.note or ''}".rstrip())
     # Only the baselines were evaluated. A gate can be fitted if there are answers with passages (open-book answers).
@@ -119,13 +144,6 @@ def _print_evaluation(evaluation: Evaluation, report: report_folder.ReportOption
         inform(f"Next: knowgate fit {_list_runs(evaluation)} --out my-policy")
     if verdict.level in ("saves", "may-save") and verdict.costs.money is None:
         inform("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
-    if rules := describe_rules(propose_rules(evaluation.topics)):
-        print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")
-    if full:
-        create_wide_console().print(Text(), render_tables(build_evaluation_tables(evaluation)))
-    else:
-        create_wide_console(SUMMARY_WIDTH).print(Text(), render_tables(build_summary_tables(evaluation)))
-        inform("More tables: --full, or the report (--out DIR).")
 
 
 EXIT_WORSE = 3  # exit status of --fail-if-worse
@@ -160,20 +178,26 @@ def compare(
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """
     specs = split_gate_specs(gates, (first, second))
-    before, after = (load_evaluation_summary(path, specs, options.resamples) for path in (first, second))
+    before = load_evaluation_summary(first, specs, options.resamples)
+    after = load_evaluation_summary(second, specs, options.resamples)
     diff = diff_evaluations(before, after, options.gate, options.resamples)
-    worse = [] if options.fail_if_worse is None else diff.find_worse(options.fail_if_worse)
+    worse = [] if options.fail_if_worse is None else [gate.gate for gate in diff.find_worse(options.fail_if_worse)]
     if as_json:
-        print_json({**diff_to_dict(diff), "worse": [each.gate for each in worse]})
+        print_json({**diff_to_dict(diff), "worse": worse})
     else:
-        print_tables([diff_report.build_diff_table(diff, diff_report.select_gates(diff))])
-        verdict = diff_report.build_diff_verdict(diff)
-        notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
-        print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))
+        _print_diff(diff)
     if options.out is not None and options.html:
         diff_report.write_diff_page(diff, options.out)
         inform(f"Page: {options.out.resolve()}")
     if worse:
-        names = ", ".join(f"'{each.gate}'" for each in worse)
+        names = ", ".join(f"'{gate}'" for gate in worse)
         inform(f"Accuracy fell by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red")
         raise typer.Exit(EXIT_WORSE)
+
+
+def _print_diff(diff: EvaluationDiff) -> None:
+    """Print the table of differences between two evaluations, and a verdict."""
+    print_tables([diff_report.build_diff_table(diff, diff_report.select_gates(diff))])
+    verdict = diff_report.build_diff_verdict(diff)
+    notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
+    print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))

@@ -13,7 +13,7 @@ import typer
 from knowgate.cli.console import inform, print_tables, print_text
 from knowgate.cli.options import PreferencesOption, parse_integers, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
-from knowgate.core.display import render_markdown_tables
+from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.files import check_output_folder, write_json, write_text
 from knowgate.core.options import Count, Options, Share, option
 from knowgate.core.validation import expand_path
@@ -73,24 +73,36 @@ def eval_rerank(
     Example: knowgate eval-rerank --pref pref --rerank my-reranker --model smollm --out result
     """
     check_output_folder(out, ["rerank.json", "answers.jsonl", "scores.jsonl"], "a comparison of rerankers")
-    folders = [PreferenceFolder(path) for path in pref]
-    sources = comparisons.group_held_out_preferences(folders, options.split, options.limit)
-    if empty := [source.name for source in sources if not source.rows]:
-        raise BadInput(
-            f"the split '{options.split}' has no measured question of {', '.join(empty)}. Measure more with `knowgate prefer`."
-        )
+    sources = _load_sources(pref, options)
     specs = add_base_reranker(parse_named_specs(rerank), options.base)
     _print_warnings(specs, sources, options.split)
     comparison = _compare(sources, specs, out, options)
     tables = comparisons.build_reranker_tables(comparison)
-    write_json(out / "rerank.json", comparisons.reranker_comparison_to_dict(comparison))
-    write_text(out / "rerank.md", render_markdown_tables(tables))
-    write_reranker_page(comparison, out / "report.html")
-    write_text(out / "predictions.jsonl", "".join(comparisons.iter_prediction_lines(comparison)))
+    _write_comparison(comparison, tables, out)
     print_tables(tables)
     verdict = build_reranker_verdict(comparison)
     print_text(" ".join([f"{LEVEL_LABELS[verdict.level]}:", verdict.headline, *verdict.sentences]))
     inform(f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired.")
+
+
+def _load_sources(pref: Sequence[Path], options: RerankEvaluationOptions) -> list[HeldOutPreferences]:
+    """Load the measured questions of a split, grouped by their source of passages."""
+    folders = [PreferenceFolder(path) for path in pref]
+    sources = comparisons.group_held_out_preferences(folders, options.split, options.limit)
+    empty = [source.name for source in sources if not source.rows]
+    if empty:
+        raise BadInput(
+            f"the split '{options.split}' has no measured question of {', '.join(empty)}. Measure more with `knowgate prefer`."
+        )
+    return sources
+
+
+def _write_comparison(comparison: RerankerComparison, tables: Sequence[TextTable], out: Path) -> None:
+    """Write the results of a comparison to a folder: JSON, Markdown, a page and predictions."""
+    write_json(out / "rerank.json", comparisons.reranker_comparison_to_dict(comparison))
+    write_text(out / "rerank.md", render_markdown_tables(tables))
+    write_reranker_page(comparison, out / "report.html")
+    write_text(out / "predictions.jsonl", "".join(comparisons.iter_prediction_lines(comparison)))
 
 
 def _compare(
@@ -99,10 +111,7 @@ def _compare(
     """Load the rerankers and LLMs, compare them, and show the progress. Scores and answers are cached in `out`."""
     passage_counts = parse_integers("--top", options.top, minimum=1)
     with show_progress("comparing", "questions") as progress:
-        rerankers = {}
-        for name, spec in specs.items():
-            on_progress = partial(progress, stage=f"reranking: {name}")
-            rerankers[name] = CachedReranker(load_reranker(spec), out / "scores.jsonl", on_progress)
+        rerankers = _load_rerankers(specs, out, progress)
         answerers = _make_answerers(options.model, out, progress)
         try:
             return comparisons.compare_rerankers(
@@ -118,6 +127,15 @@ def _compare(
             raise
 
 
+def _load_rerankers(specs: Mapping[str, str], out: Path, progress: ProgressCallback) -> dict[str, CachedReranker]:
+    """Load the rerankers by name. Their scores are cached in the folder `out`."""
+    rerankers = {}
+    for name, spec in specs.items():
+        on_progress = partial(progress, stage=f"reranking: {name}")
+        rerankers[name] = CachedReranker(load_reranker(spec), out / "scores.jsonl", on_progress)
+    return rerankers
+
+
 def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
     """Parse texts of the form NAME=SPEC into specs by name.
 
@@ -128,17 +146,21 @@ def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
     """
     specs: dict[str, str] = {}
     for text in texts:
-        match = NAMED_SPEC.fullmatch(text)
-        if match and not expand_path(text).is_dir():  # the name of a folder may contain '='
-            name, spec = match.groups()
-        else:
-            name, spec = Path(text).name, text
+        name, spec = _split_named_spec(text)
         if name in specs:
             raise BadSetting(
                 f"two rerankers have the name '{name}'. Give each its own: --rerank one={specs[name]} --rerank two={spec}"
             )
         specs[name] = spec
     return specs
+
+
+def _split_named_spec(text: str) -> tuple[str, str]:
+    """Split NAME=SPEC. Without a name, the last part of the path is the name."""
+    match = NAMED_SPEC.fullmatch(text)
+    if match is None or expand_path(text).is_dir():  # the name of a folder may contain '='
+        return Path(text).name, text
+    return match[1], match[2]
 
 
 def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, str]:

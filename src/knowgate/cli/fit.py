@@ -118,15 +118,20 @@ def fit_policy_command(
     This is `knowgate fit` without a gate name. A gate name runs the gate's own command.
     """
     if context.invoked_subcommand is not None:
-        if labels or out:
-            flag = "--labels" if labels else "--out"
-            raise typer.BadParameter(f"This option must follow the name of a command: knowgate fit COMMAND {flag}.")
+        _check_no_flag_before_name(labels, out)
         return
     if not labels or out is None:
         raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")
     with show_progress("fitting a policy", "folds") as show:
         policy = fit_policy(labels, out=out, options=options, watch=_make_watcher(show), command=format_command_line())
     print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
+
+
+def _check_no_flag_before_name(labels: list[Path] | None, out: Path | None) -> None:
+    """Raise an error if a flag stands before the name of a gate."""
+    if labels or out:
+        flag = "--labels" if labels else "--out"
+        raise typer.BadParameter(f"This option must follow the name of a command: knowgate fit COMMAND {flag}.")
 
 
 def print_policy(policy: FittedPolicy, model: str) -> None:
@@ -201,14 +206,7 @@ def fit_and_print(
         watch = _make_watcher(show)
         gate = fit(name, labels, out=out, options=options, command=format_command_line(), watch=watch, **gate_options)
     manifest = gate.artifact.manifest
-    for note in manifest["notes"]:
-        inform(note)
-    rows = [(measure, Estimate(**estimate).format()) for measure, estimate in manifest["metrics"].items()]
-    rows.append(("accuracy of deciding the same for all", f"{majority_accuracy(manifest):.3f}"))
-    print_table(("measure", "test split"), rows)
-    if "sets" in manifest:  # the results of all runs together can hide a bad one
-        results = [(run, str(each["n"]), Estimate(**each["auroc"]).format()) for run, each in manifest["sets"].items()]
-        print_table(("label run", "test questions", "AUROC"), results)
+    _print_gate_metrics(manifest)
     inform(f"{name} fitted on '{manifest['target']}': {format_split(manifest['split'])}.")
     inform(_describe_gate(gate))
     n_test = manifest["split"]["test"]
@@ -217,8 +215,21 @@ def fit_and_print(
     if not manifest.get("calibrated", True):
         inform(f"Calibrate it: knowgate calibrate {out} --labels RUN --max-loss 0.03 --net")
     inform(f"Use it: knowgate ask --gate {out}{suggest_ask_options(manifest['model']['name'])}")
-    if weakness := describe_weakness(manifest):
+    weakness = describe_weakness(manifest)
+    if weakness:  # "" for a gate that is good enough
         inform(weakness, style="yellow")
+
+
+def _print_gate_metrics(manifest: Mapping[str, Any]) -> None:
+    """Print the notes of a fitted gate, and its metrics on held-out questions."""
+    for note in manifest["notes"]:
+        inform(note)
+    rows = [(measure, Estimate(**estimate).format()) for measure, estimate in manifest["metrics"].items()]
+    rows.append(("accuracy of deciding the same for all", f"{majority_accuracy(manifest):.3f}"))
+    print_table(("measure", "test split"), rows)
+    if "sets" in manifest:  # the results of all runs together can hide a bad one
+        results = [(run, str(each["n"]), Estimate(**each["auroc"]).format()) for run, each in manifest["sets"].items()]
+        print_table(("label run", "test questions", "AUROC"), results)
 
 
 def _describe_gate(gate: FittedGate) -> Text:
@@ -266,15 +277,19 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
     with show_progress("fitting an arbiter", "examples") as show:
         watch, command = _make_watcher(show), format_command_line()
         arbiter = fit_arbiter(labels, out=out, mode=mode, seed=seed, command=command, watch=watch, **options)
-    manifest = arbiter.artifact.manifest
+    _print_arbiter(arbiter.artifact.manifest, out)
+
+
+def _print_arbiter(manifest: Mapping[str, Any], out: Path) -> None:
+    """Print the notes and metrics of a fitted arbiter, and how to use it."""
     for note in manifest["notes"]:
         inform(note)
-    metrics = manifest["metrics"].items()
-    rows = [(measure.replace("_", " "), Estimate(**estimate).format()) for measure, estimate in metrics]
+    metrics = manifest["metrics"]
+    rows = [(measure.replace("_", " "), Estimate(**estimate).format()) for measure, estimate in metrics.items()]
     print_table(("measure", "test split"), rows)
     split = format_split(manifest["split"])
     inform(f"{manifest['arbiter']} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
-    gain = manifest["metrics"].get("gain")
+    gain = metrics.get("gain")
     if gain and gain["low"] is not None and gain["low"] <= 0:
         advice = "Label more questions, or use --arbiter rules."
         inform(f"The arbiter is not provably better than always giving the open-book answer. {advice}", style="yellow")

@@ -121,13 +121,15 @@ def add(
 ) -> None:
     """Add one question with its label to the log."""
     store = open_history(history, embedder)
+    scope = _resolve_scope(store, options)
+    expires = None if options.days is None else time.time() + options.days * SECONDS_PER_DAY
     record = {
         "question": question,
         "label": options.label,
         "source": options.source,
         "outcome": options.outcome,
-        "expires": None if options.days is None else time.time() + options.days * SECONDS_PER_DAY,
-        **asdict(_resolve_scope(store, options)),
+        "expires": expires,
+        **asdict(scope),
     }
     _add(store, [entry_from_record(record, "the entry")])
 
@@ -282,21 +284,23 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     Raises:
         BadSetting: Several scopes of the log match, or none does.
     """
-    model, prompts = options.model, options.prompts
-    if model and prompts:
-        return HistoryScope(model, prompts, options.tenant)
+    if options.model and options.prompts:
+        return HistoryScope(options.model, options.prompts, options.tenant)
     scopes = [scope for scope in store.scopes() if scope.tenant == options.tenant]
-    matching = scopes
-    if model is not None:
-        matching = [scope for scope in matching if scope.model == model]
-    if prompts is not None:
-        matching = [scope for scope in matching if scope.prompts == prompts]
+    matching = [scope for scope in scopes if _matches(scope, options)]
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
             f"the log does not have one model and set of prompts. Choose: {'; '.join(available) or 'none'}."
         )
     return matching[0]
+
+
+def _matches(scope: HistoryScope, options: ScopeOptions) -> bool:
+    """Return whether a scope has the model and prompts of the options, where given."""
+    has_model = options.model is None or scope.model == options.model
+    has_prompts = options.prompts is None or scope.prompts == options.prompts
+    return has_model and has_prompts
 
 
 def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:

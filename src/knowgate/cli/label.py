@@ -75,18 +75,25 @@ def label(
         try:
             folder = run_label(data, model=model, out=out, options=options, on_progress=bar)
         except KeyboardInterrupt:
-            if bar.latest.total:
+            if bar.latest.total:  # 0 if the run has not started yet
                 done = f"{len(RunFolder(out).done())} of {bar.latest.total} questions are saved in {out}"
                 inform(f"{done}. Run the same command to continue.")
             raise
     _print_summary(bar.latest, out)
     if not options.closed_book:
-        # Users must know, because closed-book and open-book accuracy then cover different questions.
-        missing = sum(row.error is None and row.open is None for row in folder.rows())
-        if missing:
-            inform(f"{missing} questions have no open-book answer, because no passage was found for them.")
+        _print_missing_answers(folder)
     if kb_sat:
         _write_kb_sat(folder, kb_sat, options.seed)
+
+
+def _print_missing_answers(folder: RunFolder) -> None:
+    """Print how many questions have no open-book answer, if any.
+
+    Closed-book and open-book accuracy then cover different questions.
+    """
+    missing = sum(row.error is None and row.open is None for row in folder.rows())
+    if missing:
+        inform(f"{missing} questions have no open-book answer, because no passage was found for them.")
 
 
 @dataclass

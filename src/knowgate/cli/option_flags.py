@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,26 +45,33 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
         function: The function behind a command.
         panels: Heading of the help page for the flags of a model, by the name of its parameter.
     """
-    signature = inspect.signature(function, eval_str=True)
-    models = {name: parameter.annotation for name, parameter in signature.parameters.items() if _is_model(parameter)}
+    parameters = inspect.signature(function, eval_str=True).parameters
+    models = {name: parameter.annotation for name, parameter in parameters.items() if _is_model(parameter)}
     if not models:
         return function
 
     def command(**values: Any) -> None:
-        """Make the option models from the flags, and call the original function. A flag is None if it was not typed."""
-        for argument, model in models.items():
-            flag_values = {name: values.pop(name, None) for name in _list_flags(model)}
-            typed = {name: value for name, value in flag_values.items() if value is not None}
-            values[argument] = model(**typed)
+        """Make the option models from the flags, and call the original function."""
+        for name, model in models.items():
+            values[name] = _pop_options(model, values)
         function(**values)
 
-    arguments = [parameter for name, parameter in signature.parameters.items() if name not in models]
-    flags = [flag for name, model in models.items() for flag in make_flags(model, panels.get(name))]
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*arguments, *flags]]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command_parameters = [parameter for name, parameter in parameters.items() if name not in models]
+    for name, model in models.items():
+        command_parameters += make_flags(model, panels.get(name))
+    # typer reads the flags from the signature. A parameter without a default may follow others only by keyword.
+    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in command_parameters]
+    command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     return command
+
+
+def _pop_options(model: type[Options], values: dict[str, Any]) -> Options:
+    """Remove the values of a model's flags from `values`, and make the model from them."""
+    flag_values = {name: values.pop(name, None) for name in _list_flags(model)}
+    # A flag that was not typed is None. Its field stays unset.
+    return model(**{name: value for name, value in flag_values.items() if value is not None})
 
 
 def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
@@ -109,29 +116,40 @@ def _make_flag(
     """
     extra = _get_extra(field)
     flag_type = _get_flag_type(field.annotation)
-    is_number = flag_type in (int, float)
     choices = _list_values(field.annotation)  # empty if every value is allowed
-
-    def complete(start: str) -> list[str]:
-        return [choice for choice in choices if choice.startswith(start)]
-
     option = typer.Option(
         flag,
         help=translate_arguments(field.description or "", flags) + _format_default(field),
         metavar=extra.get("metavar") or "|".join(choices) or None,
-        autocompletion=complete if choices else None,
+        autocompletion=_make_completion(choices) if choices else None,
         rich_help_panel=extra.get("panel", panel),
         parser=parse_path if flag_type is Path else None,
-        min=_get_bound(field, annotated_types.Ge, "ge") if is_number else None,
-        max=_get_bound(field, annotated_types.Le, "le") if is_number else None,
+        **_get_bounds(field, flag_type),
     )
     annotation: Any = list[flag_type] if _is_list(field.annotation) else flag_type  # type: ignore[valid-type]
-    default: Any = inspect.Parameter.empty
-    if not field.is_required():
-        annotation = annotation | None
-        default = None  # the flag was not typed
     keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[annotation, option])
+    if field.is_required():
+        return inspect.Parameter(name, keyword, annotation=Annotated[annotation, option])
+    # None means that the flag was not typed.
+    return inspect.Parameter(name, keyword, default=None, annotation=Annotated[annotation | None, option])
+
+
+def _make_completion(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function for the shell that completes the start of a choice."""
+
+    def complete(start: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(start)]
+
+    return complete
+
+
+def _get_bounds(field: FieldInfo, flag_type: type) -> dict[str, Any]:
+    """Return the smallest and largest value of a numeric flag, for the help page."""
+    if flag_type not in (int, float):
+        return {}
+    minimum = _get_bound(field, annotated_types.Ge, "ge")
+    maximum = _get_bound(field, annotated_types.Le, "le")
+    return {"min": minimum, "max": maximum}
 
 
 def _get_extra(field: FieldInfo) -> dict[str, Any]:

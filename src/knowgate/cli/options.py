@@ -59,6 +59,31 @@ def parse_integers(option: str, text: str, *, minimum: int = 0) -> list[int]:
     return [check_integer(number, f"a number of {option}", minimum=minimum) for number in numbers]
 
 
+def parse_thresholds(text: str) -> list[float]:
+    """Parse thresholds from a range ('0.1..0.9', steps of 0.1) or a list ('0.25,0.5').
+
+    Raises:
+        BadSetting: The text is neither, or a threshold is outside 0 to 1.
+    """
+    try:
+        values = _parse_range(text) if ".." in text else [float(part) for part in text.split(",")]
+    except (ValueError, OverflowError):
+        values = []
+    if not values or not all(0 <= value <= 1 for value in values):
+        raise BadSetting(
+            f"--thresholds '{text}' is not valid. Give a range (0.1..0.9) or numbers from 0 to 1 (0.25,0.5)."
+        )
+    return values
+
+
+def _parse_range(text: str) -> list[float]:
+    """Parse a range such as '0.1..0.9' into numbers in steps of 0.1."""
+    first, _, last = text.partition("..")
+    first_tenth = round(float(first) * 10)
+    last_tenth = round(float(last) * 10)
+    return [tenth / 10 for tenth in range(first_tenth, last_tenth + 1)]
+
+
 def format_command_line() -> str:
     """Return the current command line for a model card. Private parts of paths and URLs are removed."""
     words = [Path(word).name if Path(word).is_absolute() else redact_urls(word) for word in sys.argv[1:]]
@@ -117,14 +142,19 @@ def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) ->
     specs: list[str] = []
     for value in values:
         for piece in _join_recorded_names(value.split(","), recorded):
-            is_option = "=" in piece and ":" not in piece and piece not in recorded
-            if specs and is_option:  # 'words=1/2' belongs to the gate before it
-                specs[-1] += f",{piece}"
-            elif piece.strip():
-                specs.append(piece.strip())
+            _add_spec_piece(specs, piece, recorded)
     if not specs:
         raise BadSetting("--gates names no gate. Leave --gates out to use every possible gate, or see: knowgate gates")
     return specs
+
+
+def _add_spec_piece(specs: list[str], piece: str, recorded: Collection[str]) -> None:
+    """Append a gate to the specs, or append an option to the last gate."""
+    is_option = "=" in piece and ":" not in piece and piece not in recorded
+    if specs and is_option:  # 'words=1/2' belongs to the gate before it
+        specs[-1] += f",{piece}"
+    elif piece.strip():
+        specs.append(piece.strip())
 
 
 def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from knowgate.cli.console import inform, print_json, print_tables, print_text
-from knowgate.cli.options import parse_log_location
+from knowgate.cli.options import parse_log_location, parse_thresholds
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
 from knowgate.core.options import Options, Share, get_set_fields, option
 from knowgate.errors import BadSetting
@@ -71,17 +71,24 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
-    requested = parse_thresholds(options.thresholds)
+    thresholds = parse_thresholds(options.thresholds)
     logged = read_traffic(log, options, options.arm)
     names = name_thresholds(logged, options.gate)
+    thresholds += names
+    if logged.constant_decision:  # the gate has no threshold that could be changed
+        thresholds = list(names) or [ALWAYS_THRESHOLD]
     traffic = replay.Traffic(logged.events)
-    thresholds = (names or [ALWAYS_THRESHOLD]) if logged.constant_decision else [*requested, *names]
-    results = replay.replay_traffic(traffic, list(thresholds), prices)
+    results = replay.replay_traffic(traffic, thresholds, prices)
     if options.as_json:
         print_json(_make_replay_record(logged, results, prices, names))
     else:
         print_tables([_build_table(results, names, with_money=prices.are_given)])
     print_log_summary(logged, traffic)
+    _print_replay_caveats(logged, results, prices)
+
+
+def _print_replay_caveats(logged: LoggedTraffic, results: Sequence[replay.ReplayResult], prices: replay.Prices) -> None:
+    """Say what the replayed results leave out, and which risks are unknown."""
     if prices.are_given and not prices.include_llm and any(_makes_extra_calls(result) for result in results):
         inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
     if logged.constant_decision:
@@ -89,28 +96,6 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
     elif any(not result.has_evidence for result in results):
         inform(f"A risk is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers.")
         inform("Do not choose such a threshold. First collect more answers: knowgate serve --shadow --audit 1")
-
-
-def parse_thresholds(text: str) -> list[float]:
-    """Parse thresholds from a range ('0.1..0.9', steps of 0.1) or a list ('0.25,0.5').
-
-    Raises:
-        BadSetting: The text is neither, or a threshold is outside 0 to 1.
-    """
-    first, dots, last = text.partition("..")
-    try:
-        if dots:
-            low, high = round(float(first) * 10), round(float(last) * 10)
-            values = [step / 10 for step in range(low, high + 1)]
-        else:
-            values = [float(part) for part in text.split(",")]
-    except (ValueError, OverflowError):
-        values = []
-    if not values or not all(0 <= value <= 1 for value in values):
-        raise BadSetting(
-            f"--thresholds '{text}' is not valid. Give a range (0.1..0.9) or numbers from 0 to 1 (0.25,0.5)."
-        )
-    return values
 
 
 def read_traffic(location: str, options: TrafficOptions, arm: str | None = None) -> LoggedTraffic:
@@ -123,12 +108,7 @@ def read_traffic(location: str, options: TrafficOptions, arm: str | None = None)
     """
     log = parse_log_location(location)
     if isinstance(log, Path) and log.is_dir():
-        if options.gate is None:
-            raise BadSetting(
-                f"'{log}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit "
-                f"--labels {log} --out my-policy. Then set --gate my-policy."
-            )
-        return read_label_run_traffic(log, options.gate, options.arbiter)
+        return _read_label_run(log, options)
     if options.arbiter is not None:
         raise BadSetting("--arbiter needs a label run: a log does not record both answers. Leave --arbiter out.")
     if not isinstance(log, Path) or is_server_log(log):
@@ -136,6 +116,16 @@ def read_traffic(location: str, options: TrafficOptions, arm: str | None = None)
     if arm is not None:
         raise BadSetting("--arm needs a decision log of the server: other logs have one gate only. Leave --arm out.")
     return read_traffic_log(log)
+
+
+def _read_label_run(run: Path, options: TrafficOptions) -> LoggedTraffic:
+    """Read a label run as traffic on which the given gate decides."""
+    if options.gate is None:
+        raise BadSetting(
+            f"'{run}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit "
+            f"--labels {run} --out my-policy. Then set --gate my-policy."
+        )
+    return read_label_run_traffic(run, options.gate, options.arbiter)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
@@ -174,23 +164,31 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
         names: Notes on some thresholds, such as {0.5: "as it ran"}.
         with_money: Add a column for the money saved.
     """
-    risk_titles = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
-    columns = ["threshold", "retrieved", "retrievals saved", "both answers recorded", *risk_titles.values()]
-    columns += ["tokens saved", "seconds saved"]
-    if with_money:
-        columns.append("money saved")
     rows = []
     for result in results:
         label = "always" if result.threshold < 0 else f"{result.threshold:g}"
         if result.threshold in names:
             label += f" ({names[result.threshold]})"
-        cells = [label, f"{result.rate:.1%}", _format_saving(result.savings["retrievals"]), _format_known(result)]
-        cells += [_format_share(result.risks[name]) for name in risk_titles]
-        cells += [_format_saving(result.savings["tokens"]), _format_saving(result.savings["seconds"], " s")]
+        cells = {"threshold": label, **_format_result(result, results[0])}
         if with_money:
-            cells.append(_format_saving(result.savings["money"]))
-        rows.append(tuple(cells))
-    return TextTable("", tuple(columns), tuple(rows))
+            cells["money saved"] = _format_saving(result.savings["money"])
+        rows.append(cells)
+    return TextTable("", tuple(rows[0]), tuple(tuple(cells.values()) for cells in rows))
+
+
+def _format_result(result: replay.ReplayResult, first: replay.ReplayResult) -> dict[str, str]:
+    """Format the risks and savings of a threshold, by column. Titles count the questions of the first result."""
+    risks = {}
+    for name, share in first.risks.items():
+        risks[RISK_COLUMNS[name].format(share.n)] = _format_share(result.risks[name])
+    return {
+        "retrieved": f"{result.rate:.1%}",
+        "retrievals saved": _format_saving(result.savings["retrievals"]),
+        "both answers recorded": _format_known(result),
+        **risks,
+        "tokens saved": _format_saving(result.savings["tokens"]),
+        "seconds saved": _format_saving(result.savings["seconds"], " s"),
+    }
 
 
 def _format_known(result: replay.ReplayResult) -> str:
@@ -237,19 +235,24 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
         inform(f"Lines left out: {log.describe_bad_lines()}.")
     if log.left_out:
         inform("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
-    n_skip_costs = traffic.count_known("closed")
-    n_retrieval_costs = traffic.count_known("opened")
-    if min(n_skip_costs, n_retrieval_costs) < n:
-        counts = f"with a search are recorded for {n_retrieval_costs} of them, costs without one for {n_skip_costs}"
-        inform(f"Costs {counts}. For the rest, the mean of these is assumed.")
-    if log.n_estimated:
-        inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
+    _print_assumed_costs(log, traffic)
     if log.constant_decision:
         inform(f"The gate {log.constant_decision} and has no threshold.")
     elif not traffic.checks:
         inform(
             "Lost answers are unknown: no question has both answers. Serve with --shadow --audit 1, or use a label run."
         )
+
+
+def _print_assumed_costs(log: LoggedTraffic, traffic: replay.Traffic) -> None:
+    """Print for how many questions costs are recorded or estimated, unless all are recorded."""
+    n_skip_costs = traffic.count_known("closed")
+    n_retrieval_costs = traffic.count_known("opened")
+    if min(n_skip_costs, n_retrieval_costs) < len(log.events):
+        counts = f"with a search are recorded for {n_retrieval_costs} of them, costs without one for {n_skip_costs}"
+        inform(f"Costs {counts}. For the rest, the mean of these is assumed.")
+    if log.n_estimated:
+        inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
 
 
 def _make_replay_record(
@@ -292,10 +295,8 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
-    given = get_set_fields(price_flags)
-    are_assumed = options.prices is None and not given
-    file_prices = read_prices(options.prices) if options.prices else replay.Prices()
-    prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
+    prices = _load_prices(options.prices, price_flags)
+    are_assumed = prices is ASSUMED_PRICES
     logged = read_traffic(log, options)
     traffic = replay.Traffic(logged.events)
     threshold = _choose_threshold(logged, options)
@@ -306,14 +307,30 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
         print_json(_make_cost_record(logged, comparison, threshold))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
-        gates_and_arbiter = filter(None, [options.gate, *logged.gates, logged.arbiter])
-        # A judge is a model of its own, which runs for every question. Its cost is not part of the comparison.
-        not_counted = f" {NOT_COUNTED}" if any(map(has_judge, gates_and_arbiter)) else ""
+        not_counted = _describe_judge_cost([options.gate, *logged.gates, logged.arbiter])
         print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
         print_tables([build_cost_table(comparison, threshold, currency)])
     if are_assumed:
         inform(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
+
+
+def _load_prices(file: Path | None, flags: replay.Prices) -> replay.Prices:
+    """Read the prices of a file and of flags. Flags take precedence. Without any, prices are assumed."""
+    given = get_set_fields(flags)
+    if file is None and not given:
+        return ASSUMED_PRICES
+    file_prices = read_prices(file) if file else replay.Prices()
+    return file_prices.replace(**given)
+
+
+def _describe_judge_cost(gates_and_arbiter: Sequence[str | None]) -> str:
+    """Say that the cost of a judge is not counted; '' if none of the gates has one.
+
+    A judge is a model of its own, which runs for every question.
+    """
+    has_any_judge = any(has_judge(name) for name in gates_and_arbiter if name)
+    return f" {NOT_COUNTED}" if has_any_judge else ""
 
 
 def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
@@ -366,19 +383,25 @@ def _format(amount: float | None, template: str = "{:,.0f}") -> str:
 def describe_saving(comparison: CostComparison, currency: str) -> str:
     """Say what the gate saves, and which right answers it loses and gains."""
     text = f"The gate skips {comparison.searches:.0%} of the searches."
-    always = comparison.always.money(comparison.prices)
-    gated = comparison.gated.money(comparison.prices)
-    if always is not None and gated is not None:
-        saved = COST_QUESTIONS * (always - gated)
-        verb = "saves" if saved >= 0 else "costs"
-        scope = "" if comparison.prices.include_llm else " in searches"
-        text += f" In all, it {verb} {abs(saved):,.4g}{scope} per {COST_QUESTIONS:,} questions, in {currency}."
+    text += _describe_saved_money(comparison, currency)
     lost, gained = comparison.gated.lost, comparison.gated.gained
-    if lost is None or gained is None:
+    if lost is None or gained is None:  # the answers are not graded
         return text
     counts = f"{lost.hits:,} lost and {gained.hits:,} gained among {lost.n:,} graded questions"
     change = f"{_format(comparison.gated.change, '{:+,.1f}')} per {COST_QUESTIONS:,} questions"
     return f"{text} Right answers, against always retrieving: {change} ({counts})."
+
+
+def _describe_saved_money(comparison: CostComparison, currency: str) -> str:
+    """Say how much money the gate saves or costs; '' if that is unknown."""
+    always_cost = comparison.always.money(comparison.prices)
+    gated_cost = comparison.gated.money(comparison.prices)
+    if always_cost is None or gated_cost is None:
+        return ""
+    saved = COST_QUESTIONS * (always_cost - gated_cost)
+    verb = "saves" if saved >= 0 else "costs"
+    scope = "" if comparison.prices.include_llm else " in searches"
+    return f" In all, it {verb} {abs(saved):,.4g}{scope} per {COST_QUESTIONS:,} questions, in {currency}."
 
 
 def describe_break_even(comparison: CostComparison) -> str:

@@ -13,7 +13,7 @@ from knowgate.cli.options import path_argument, path_option
 from knowgate.core.files import write_text
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
-from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
+from knowgate.evaluation.boundary import RunReport, read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.report_folder import PAGE_FILE
@@ -41,9 +41,7 @@ def report(
     if as_json:
         print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:
-        create_wide_console().print(render_tables(build_boundary_tables(reports)))
-        for run in reports:
-            print_text(" ".join(describe_boundary(run)))
+        _print_reports(reports)
     if options.topics or options.topic_rules:
         _print_topics(runs, options)
     if html:
@@ -55,12 +53,20 @@ def report(
         inform(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")
 
 
+def _print_reports(reports: Sequence[RunReport]) -> None:
+    """Print tables of all label runs side by side, then a paragraph about each run."""
+    create_wide_console().print(render_tables(build_boundary_tables(reports)))
+    for run in reports:
+        print_text(" ".join(describe_boundary(run)))
+
+
 def _print_topics(runs: Sequence[Path], options: topics.TopicOptions) -> None:
     """Print the table of topics and the proposed rules. The rules can also be written to a file."""
     results = topics.measure_topics(load_label_table(runs, layers=()), options.topics or topics.AUTO_TOPICS)
     create_wide_console().print(render_tables([topics.build_topic_table(results)]))
     rules = topics.propose_rules(results)
     print_text(topics.describe_rules(rules) or "No rule follows from these topics with certainty.")
-    if (file := options.topic_rules) is not None and rules:
+    file = options.topic_rules
+    if file is not None and rules:
         write_text(file, "\n".join(rule.to_toml() for rule in rules))
         inform(f"{len(rules)} rules are in {file}. Read them, then use them: --rules {file}")

@@ -14,7 +14,13 @@ from knowgate.cli.options import LabelsOption, LangOption, PromptsOption, format
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import check_replaceable
 from knowgate.core.options import Count, Options, Seed, option
-from knowgate.data.preferences import RANK_METRIC_NAMES, PreferenceFolder, hash_preferences, load_common_settings
+from knowgate.data.preferences import (
+    RANK_METRIC_NAMES,
+    Preference,
+    PreferenceFolder,
+    hash_preferences,
+    load_common_settings,
+)
 from knowgate.data.questions import load_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.models.prompts.answers import load_answer_prompts
@@ -97,25 +103,31 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
     Preferences say which passages help the LLM to answer.
     """
     settings = load_common_settings(folders)
-    hyperparameters = RerankerTrainingOptions(
-        options.temperature, relevance_mix=options.relevance_mix, checks=options.checks, **options.hyperparameters
-    )
     rows = [row for folder in folders for row in folder.rows()]
     groups = _load_relevance_groups(options)
     check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")  # Fail before the training, not after it.
+    fitted = _train_on_preferences(rows, groups, options)
+    data_hash = hash_preferences(rows)
+    artifact.save_reranker(fitted, out, settings=settings, data_hash=data_hash, command=format_command_line())
+    _print_result(fitted, out)
+
+
+def _train_on_preferences(
+    rows: list[Preference], relevance: list[RankingGroup] | None, options: FitRerankerOptions
+) -> training.AlignedReranker:
+    """Train a reranker on preferences, with a progress bar."""
+    hyperparameters = RerankerTrainingOptions(
+        options.temperature, relevance_mix=options.relevance_mix, checks=options.checks, **options.hyperparameters
+    )
     with show_progress("training", "questions") as show:
-        fitted = training.fit_reranker(
+        return training.fit_reranker(
             rows,
             base=options.base or MINILM,
             training=hyperparameters,
-            relevance=groups,
+            relevance=relevance,
             reads_question=not options.question_unread,
             watch=_make_watcher(show),
         )
-    artifact.save_reranker(
-        fitted, out, settings=settings, data_hash=hash_preferences(rows), command=format_command_line()
-    )
-    _print_result(fitted, out)
 
 
 def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
@@ -169,15 +181,12 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
         out: Folder of the reranker, for the suggested command.
     """
     if fitted.tested:
-        gains = artifact.measure_ranking_gains(fitted)
-        rows = []
-        for name in RANK_METRIC_NAMES:
-            rows.append((name, *(gains[part][name].format() for part in ("before", "after", "gain"))))
-        print_table(("measure", "before", "after", "gain, 95 % interval"), rows)
+        _print_ranking_gains(fitted)
     else:
         inform("No test question has passages of different effect, so the reranker was not measured on any.")
         inform("Measure some: knowgate prefer --split test, then knowgate eval-rerank.")
-    if selection := fitted.alignment.selection:
+    selection = fitted.alignment.selection
+    if selection:  # None if the last weights were kept without a check
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if not selection.share:
             inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
@@ -187,6 +196,16 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
         inform(f"The reranker was trained on {counts}. Measure more with knowgate prefer.")
     inform(f"Reranker aligned on {n_trained} questions, measured on {len(fitted.tested)}.")
     inform(f"Use it: knowgate ask --rerank {out}")
+
+
+def _print_ranking_gains(fitted: training.AlignedReranker) -> None:
+    """Print each ranking metric before and after the training, and the gain."""
+    gains = artifact.measure_ranking_gains(fitted)
+    rows = []
+    for metric in RANK_METRIC_NAMES:
+        estimates = [gains[part][metric].format() for part in ("before", "after", "gain")]
+        rows.append((metric, *estimates))
+    print_table(("measure", "before", "after", "gain, 95 % interval"), rows)
 
 
 def prefer(

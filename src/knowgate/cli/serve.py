@@ -46,19 +46,19 @@ def serve(
     read_settings = partial(load_command_settings, config, pipeline, no_rules)
     settings = read_settings()
     serve_options = load_serve_options(settings, options)
-    address = f"http://{serve_options.host}:{serve_options.port}"
-    model = redact_urls(serve_options.upstream) if serve_options.upstream else settings.model
-    message = f"Serving {model} on {address}/v1, dashboard on {address}/. Press Ctrl-C to stop."
-
-    def announce() -> None:
-        """Print the address of the server when it is ready."""
-        inform(sanitize_text(message))
-        if demo:
-            _print_demo_requests(address)
-
+    announce = partial(_announce, settings.model, serve_options, demo)  # called when the server is ready
     with suppress(KeyboardInterrupt):
         run_server(settings, serve_options, read_settings, announce)
     inform("Stopped.")
+
+
+def _announce(local_model: str, options: ServeOptions, demo: bool) -> None:
+    """Print the address of the server, and requests to try in the demo."""
+    address = f"http://{options.host}:{options.port}"
+    model = redact_urls(options.upstream) if options.upstream else local_model
+    inform(sanitize_text(f"Serving {model} on {address}/v1, dashboard on {address}/. Press Ctrl-C to stop."))
+    if demo:
+        _print_demo_requests(address)
 
 
 def _find_handbook() -> Path:

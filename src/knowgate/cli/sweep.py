@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from knowgate.papers import sweeps
 from knowgate.papers.cbdr_tables import build_beta_tables
 from knowgate.papers.dhicl_tables import EXAMPLE_COUNTS, LABEL_WORD_PAIRS, DhiclVariants, build_dhicl_tables
 from knowgate.papers.self_assessment import SelfAssessment, SelfAssessor
+from knowgate.types import Question
 
 app = typer.Typer(help="Vary one setting of a gate, such as the threshold, and show a table of the results.")
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
@@ -266,16 +268,21 @@ def eval_self(
     for spec in data:
         questions = load_questions(spec, options.limit)
         assessor = SelfAssessor(model, questions, options.history, options.k, plug_in=options.plug_in, notify=inform)
-        known = sum(bool(question.meta.get("known")) for question in questions)
-        rows = []
-        for row in assessor.assess_all(options.words.split(","), judge, gates):
-            if as_json:
-                print_json({"data": spec, "model": model.name, **asdict(row)})
-            else:
-                rows.append(_format_row(row))
-        if rows:
-            title = f"{spec}: {known} known, {len(questions) - known} unknown"
-            print_tables([TextTable(title, COLUMNS, tuple(rows))])
+        assessments = assessor.assess_all(options.words.split(","), judge, gates)
+        if as_json:
+            for assessment in assessments:
+                print_json({"data": spec, "model": model.name, **asdict(assessment)})
+        else:
+            _print_assessments(spec, questions, assessments)
+
+
+def _print_assessments(spec: str, questions: Sequence[Question], assessments: Iterable[SelfAssessment]) -> None:
+    """Print the results of all methods on a set of questions as a table."""
+    n_known = sum(bool(question.meta.get("known")) for question in questions)
+    title = f"{spec}: {n_known} known, {len(questions) - n_known} unknown"
+    rows = tuple(_format_row(assessment) for assessment in assessments)
+    if rows:
+        print_tables([TextTable(title, COLUMNS, rows)])
 
 
 def _format_row(row: SelfAssessment) -> tuple[str, ...]:

@@ -49,23 +49,28 @@ def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None
     """
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if not word:
-            return None
-        if pass_score is None and word in RIGHT_WORDS | WRONG_WORDS:  # with `pass_score`, '1' is a score
-            return word in RIGHT_WORDS
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word == "":
+        return None
+    if pass_score is None and word in RIGHT_WORDS | WRONG_WORDS:  # with `pass_score`, '1' is a score
+        return word in RIGHT_WORDS
+    score = _parse_score(value, where)
+    if pass_score is not None:
+        return score >= pass_score
+    if score not in (-1, 0, 1):  # some tools write -1 for a thumb down
+        raise BadInput(f"{where} is the score {score:g}. Set `pass_score` to the lowest score that counts as right.")
+    return score == 1
+
+
+def _parse_score(value: Any, where: str) -> float:
+    """Parse a recorded score, which must be a number."""
     try:
         score = float(value)
     except (TypeError, ValueError):
         score = math.nan
     if math.isnan(score):
         raise BadInput(f"{where} is {format_value(value)}, which is not a grade. Write true, false, 0, 1 or a score.")
-    if pass_score is not None:
-        return score >= pass_score
-    if score not in (-1, 0, 1):  # some tools write -1 for a thumb down
-        raise BadInput(f"{where} is the score {score:g}. Set `pass_score` to the lowest score that counts as right.")
-    return score == 1
+    return score
 
 
 def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
@@ -280,7 +285,8 @@ def import_answers(
     Raises:
         BadInput: A question has no text under one of the answer keys, or a field has an invalid value.
     """
-    records = [RecordedQuestion(question, (extra_fields or {}).get(question.id, {})) for question in questions]
+    extra_fields = extra_fields or {}
+    records = [RecordedQuestion(question, extra_fields.get(question.id, {})) for question in questions]
     for key in (options.closed, options.open, options.iterative):
         _check_all_have_text(records, key)
     for key in (options.closed_correct, options.open_correct, options.iterative_correct):
@@ -308,13 +314,19 @@ def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) 
         closed=closed,
         open=opened,
         iterative=_make_answer(record, "iterative", grader, options),
-        # If the number of tokens was not recorded, the tokens with log-probabilities are counted.
-        tokens=sum(answer.n_tokens or len(answer.tokens or ()) for answer in (closed, opened) if answer),
+        tokens=_count_tokens(closed) + _count_tokens(opened),
     )
     if closed is None or opened is None:  # passages and the benefit of retrieval are stored only with both answers
         return row
     passages = parse_passages(record.get(options.passages)) if options.passages else question.contexts
     return replace(row, passages=passages, benefit=retrieval_benefit(closed.correct, opened.correct))
+
+
+def _count_tokens(answer: GradedAnswer | None) -> int:
+    """Return the recorded number of tokens, or else count those with log-probabilities."""
+    if answer is None:
+        return 0
+    return answer.n_tokens or len(answer.tokens or ())
 
 
 def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: ImportOptions) -> GradedAnswer | None:
@@ -329,21 +341,26 @@ def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: I
     key = options.get_key(name)
     if not key:
         return None
-    text = str(record.get(key))
-    [grade] = grader.grade([text], [record.question])
+    answer = _make_ungraded_answer(record, key, name, options)
+    if name == "closed":
+        answer = replace(answer, tokens=parse_tokens(record.get(options.logprobs), record.describe(options.logprobs)))
+    [grade] = grader.grade([answer.text], [record.question])
+    grade_key = options.get_key(name, "_correct")
+    if not grade_key:
+        return replace(answer, correct=grade.correct)
+    recorded_grade = parse_grade(record.get(grade_key), options.pass_score, record.describe(grade_key))
+    other_grades = {} if grade.correct is None else {grader.name: grade.correct}
+    return replace(answer, correct=recorded_grade, other_grades=other_grades)
+
+
+def _make_ungraded_answer(record: RecordedQuestion, key: str, name: str, options: ImportOptions) -> GradedAnswer:
+    """Make an answer with its tokens and seconds from the recorded fields, without a grade."""
     tokens_key = options.get_key(name, "_tokens")
     prompt_tokens, n_tokens = parse_token_counts(record.get(tokens_key), record.describe(tokens_key))
     seconds_key = options.get_key(name, "_seconds")
     seconds = parse_amount(record.get(seconds_key), record.describe(seconds_key))
-    answer = GradedAnswer(text, correct=grade.correct, n_tokens=n_tokens, prompt_tokens=prompt_tokens, seconds=seconds)
-    if name == "closed":
-        answer = replace(answer, tokens=parse_tokens(record.get(options.logprobs), record.describe(options.logprobs)))
-    grade_key = options.get_key(name, "_correct")
-    if grade_key:
-        recorded = parse_grade(record.get(grade_key), options.pass_score, record.describe(grade_key))
-        other_grades = {} if grade.correct is None else {grader.name: grade.correct}
-        answer = replace(answer, correct=recorded, other_grades=other_grades)
-    return answer
+    text = str(record.get(key))
+    return GradedAnswer(text, correct=None, n_tokens=n_tokens, prompt_tokens=prompt_tokens, seconds=seconds)
 
 
 def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.signals import samples
 from knowgate.errors import BadSetting, UnknownName
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
-from knowgate.types import Model, Prompt, Question
+from knowgate.types import Model, Prompt, Question, Reading
 
 YES_PATTERN = re.compile(r"\b(1|yes|true)\b|是|包含|蕴含", re.IGNORECASE)
 NO_PATTERN = re.compile(r"\b(0|no|false|not)\b|否|不", re.IGNORECASE)
@@ -222,6 +222,21 @@ def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question
         mastery=samples.mastery(sampled),
         certainty=samples.certainty([samples.canonical_answer(text, question) for text in answer.samples]),
     )
+
+
+def add_counts(row: LabelRow, reading: Reading, grades: Sequence[Grade]) -> LabelRow:
+    """Add the generated tokens and the special grades of an answer to the counts of a row."""
+    return replace(
+        row,
+        guarded=row.guarded + sum(grade.guarded for grade in grades),
+        unparsable=row.unparsable + sum(grade.unparsable for grade in grades),
+        tokens=row.tokens + _count_generated_tokens(reading),
+    )
+
+
+def _count_generated_tokens(reading: Reading) -> int:
+    """Return the number of tokens in the greedy answer and all samples."""
+    return (reading.draft.n_tokens if reading.draft else 0) + sum(sample.n_tokens for sample in reading.samples)
 
 
 def compare_answers(row: LabelRow) -> LabelRow:

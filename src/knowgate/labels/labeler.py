@@ -15,7 +15,7 @@ from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answe
 from knowgate.data.runs.storage import pack_hidden_states
 from knowgate.data.signals import confidence, samples
 from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory, ServerError, UnsupportedSignal
-from knowgate.labels.grading import Grade, Grader, StringGrader, add_grades, compare_answers, make_empty_row
+from knowgate.labels.grading import Grade, Grader, StringGrader, add_counts, add_grades, compare_answers, make_empty_row
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.options import LabelOptions, resolve_layers
 from knowgate.labels.passages import (
@@ -148,6 +148,7 @@ class Labeler:
             DeviceError: The GPU failed, so that all other questions would fail as well.
             ServerError: The server of the LLM failed, even for a single question.
         """
+        is_single = len(questions) == 1
         try:
             finish = self._answer(questions)
             if can_defer and self._can_finish_in_thread:
@@ -157,7 +158,6 @@ class Labeler:
         except DeviceError:
             raise
         except KnowgateError as error:
-            is_single = len(questions) == 1
             if is_single and isinstance(error, ServerError):
                 raise
             reason = str(error)
@@ -305,12 +305,14 @@ class Labeler:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
         except UnsupportedSignal:  # the answers are still useful without the self-assessment
             return unknown
+        return [self._compare_logits(pair) for pair in logits]
+
+    def _compare_logits(self, pair: Vector) -> float | None:
+        """Return the logit of "yes" minus the logit of "no"; None if they are unknown."""
         # Equal logits of a local LLM are a true tie. Those of a server mean that it listed neither label.
-        is_local = isinstance(self.model, LocalBackend)
-        return [
-            confidence.self_assessment_logit(pair) if is_local or confidence.has_distinct_logits(pair) else None
-            for pair in logits
-        ]
+        if isinstance(self.model, LocalBackend) or confidence.has_distinct_logits(pair):
+            return confidence.self_assessment_logit(pair)
+        return None
 
     # --- open book --------------------------------------------------------------------------------
 
@@ -355,15 +357,22 @@ class Labeler:
             return rows
         open_rows = [rows[number] for number in with_passages]
         open_questions = [questions[number] for number in with_passages]
-        shown = [row.passages for row in open_rows]
-        checked = list(map(self.prompts.check_open_reading, open_questions, shown, opened))
-        open_rows = self._add_answers(open_rows, open_questions, "open", checked)
-        if self.options.mask:
-            open_rows = self._add_masked_answers(open_rows, open_questions)
-        if self.options.iterative:
-            open_rows = self._add_iterative_answers(open_rows, open_questions)
-        for number, row in zip(with_passages, open_rows, strict=True):
+        answered_rows = self._add_answers_with_passages(open_rows, open_questions, opened)
+        for number, row in zip(with_passages, answered_rows, strict=True):
             rows[number] = row
+        return rows
+
+    def _add_answers_with_passages(
+        self, rows: list[LabelRow], questions: Sequence[Question], opened: Sequence[Reading]
+    ) -> list[LabelRow]:
+        """Add all answers with passages to rows that have passages."""
+        shown = [row.passages for row in rows]
+        checked = list(map(self.prompts.check_open_reading, questions, shown, opened))
+        rows = self._add_answers(rows, questions, "open", checked)
+        if self.options.mask:
+            rows = self._add_masked_answers(rows, questions)
+        if self.options.iterative:
+            rows = self._add_iterative_answers(rows, questions)
         return rows
 
     def _add_masked_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
@@ -405,16 +414,11 @@ class Labeler:
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
         answers = self._add_second_grades(answers, questions)
         grades = self._grade_all(answers, questions)
+        graded_answers = list(map(add_grades, answers, grades, questions))
         graded_rows: list[LabelRow] = []
-        for row, answer, question, reading, row_grades in zip(rows, answers, questions, readings, grades, strict=True):
-            graded_row = replace(
-                row,
-                guarded=row.guarded + sum(grade.guarded for grade in row_grades),
-                unparsable=row.unparsable + sum(grade.unparsable for grade in row_grades),
-                tokens=row.tokens + _count_generated_tokens(reading),
-                **{name: add_grades(answer, row_grades, question)},  # type: ignore[arg-type]
-            )
-            graded_rows.append(graded_row)
+        for row, answer, reading, row_grades in zip(rows, graded_answers, readings, grades, strict=True):
+            counted = add_counts(row, reading, row_grades)
+            graded_rows.append(replace(counted, **{name: answer}))  # type: ignore[arg-type]
         return graded_rows
 
     def _grade_all(self, answers: Sequence[GradedAnswer], questions: Sequence[Question]) -> list[list[Grade]]:
@@ -442,8 +446,3 @@ def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:
     names = sorted(succeeded[0].vectors) if succeeded else []  # all batches have states of the same names
     vectors = {name: np.concatenate([batch.vectors[name] for batch in succeeded]) for name in names}
     return LabeledBatch([row for batch in batches for row in batch.rows], vectors)
-
-
-def _count_generated_tokens(reading: Reading) -> int:
-    """Return the number of tokens in the greedy answer and all samples."""
-    return (reading.draft.n_tokens if reading.draft else 0) + sum(sample.n_tokens for sample in reading.samples)

@@ -56,7 +56,7 @@ def label(
     Example:
         >>> run = label("jsonl:questions.jsonl", model="smollm", out="runs/mine", samples=10)  # doctest: +SKIP
     """
-    is_remote = is_remote_runner(options.runner)
+    is_remote = is_remote_runner(options.runner)  # raises an error for an unknown runner, before anything is loaded
     questions = resolve_questions(data, options.limit)
     llm = resolve_model(model)
     prompts = load_answer_prompts(options.prompts, options.lang, llm)

@@ -84,11 +84,7 @@ class PassagePrefetcher:
 
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
         """Return the passages of each question, and start searching for the next questions."""
-        n_ahead = max(PREFETCH_SIZE, PREFETCH_BATCHES * len(questions))  # questions to search in advance
-        while self._portions and len(self._searches) < len(questions) + n_ahead:
-            portion = self._portions.popleft()
-            search = self._thread.submit(self._search, portion)
-            self._searches |= {question.id: search for question in portion}
+        self._start_searches(len(questions))
         results: dict[str, SearchResult] = {}
         for question in questions:
             if question.id in self._searches:
@@ -98,6 +94,14 @@ class PassagePrefetcher:
         if missing:
             results |= self._search(missing)
         return [results[question.id] for question in questions]
+
+    def _start_searches(self, batch_size: int) -> None:
+        """Start searching for the questions of this batch and the next ones."""
+        n_ahead = max(PREFETCH_SIZE, PREFETCH_BATCHES * batch_size)  # questions to search in advance
+        while self._portions and len(self._searches) < batch_size + n_ahead:
+            portion = self._portions.popleft()
+            search = self._thread.submit(self._search, portion)
+            self._searches |= {question.id: search for question in portion}
 
     def _search(self, questions: Sequence[Question]) -> dict[str, SearchResult]:
         """Search the passages of questions, and return them by question id."""

@@ -104,14 +104,11 @@ def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]
         pieces: The pieces of the text, such as words, in order.
         answers: The tokens of each answer. A span covers all pieces that have a token of the answer.
     """
-    tokens: list[str] = []
-    piece_numbers: list[int] = []  # for each token, the number of the piece that it belongs to
+    tokens = [token for piece in pieces for token in piece.tokens]
+    piece_numbers = [number for number, piece in enumerate(pieces) for _ in piece.tokens]  # of each token
     positions: dict[str, list[int]] = {}  # where each token occurs, for a fast search
-    for number, piece in enumerate(pieces):
-        for token in piece.tokens:
-            positions.setdefault(token, []).append(len(tokens))
-            tokens.append(token)
-            piece_numbers.append(number)
+    for position, token in enumerate(tokens):
+        positions.setdefault(token, []).append(position)
     spans: list[PieceSpan] = []
     for answer in answers:
         for start in positions.get(answer[0], ()):

@@ -8,7 +8,7 @@ import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
@@ -87,26 +87,41 @@ def run_labeling(
     with folder.exclusive():
         about = {**describe_environment(), "depth": labeler.model.depth}
         folder.start(match_started_settings(folder, settings), about)
-        if retry_failed and (dropped := folder.drop_failed()):
-            log.info("labeling %d failed questions again", dropped)
+        if retry_failed:
+            _drop_failed_rows(folder)
         done = folder.done()
-        progress = LabelProgress(len(questions), len(done), sum(error is not None for error in done.values()))
-        on_progress(progress)
+        n_failed = sum(error is not None for error in done.values())
+        writer = BatchWriter(folder, LabelProgress(len(questions), len(done), n_failed), on_progress)
+        on_progress(writer.progress)
         remaining = group_by_length([question for question in questions if question.id not in done])
-        start = time.perf_counter()
-
-        def write(batch: LabeledBatch) -> None:
-            """Write a finished batch to disk, and report the progress."""
-            nonlocal progress
-            folder.append(batch.rows, batch.vectors)
-            progress = progress.add(batch.rows, time.perf_counter() - start)
-            on_progress(progress)
-
         try:
-            _run_batches(runner or choose_local_runner(labeler.model), remaining, labeler, write)
+            _run_batches(runner or choose_local_runner(labeler.model), remaining, labeler, writer.write)
         finally:
-            _record_totals(folder, progress)
-    return progress
+            _record_totals(folder, writer.progress)
+    return writer.progress
+
+
+def _drop_failed_rows(folder: RunFolder) -> None:
+    """Remove the rows of failed questions, so that these questions are labeled again."""
+    n_dropped = folder.drop_failed()
+    if n_dropped:
+        log.info("labeling %d failed questions again", n_dropped)
+
+
+@dataclass
+class BatchWriter:
+    """Writes finished batches to a run folder, and reports the progress after each."""
+
+    folder: RunFolder
+    progress: LabelProgress
+    on_progress: Callable[[LabelProgress], None]
+    started: float = field(default_factory=time.perf_counter)
+
+    def write(self, batch: LabeledBatch) -> None:
+        """Write a batch, and report the progress."""
+        self.folder.append(batch.rows, batch.vectors)
+        self.progress = self.progress.add(batch.rows, time.perf_counter() - self.started)
+        self.on_progress(self.progress)
 
 
 def _run_batches(
@@ -168,7 +183,7 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
     Unused settings are left out, so runs of older versions can be continued.
     """
-    options, retriever, reranker = labeler.options, labeler.retriever, labeler.reranker
+    options, retriever = labeler.options, labeler.retriever
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
@@ -183,15 +198,32 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
         "layers": list(labeler.layers),
         "open_book": not options.closed_book,
     }
-    if labeler.second_grader:
-        settings["second_grader"] = labeler.second_grader.name
     if not options.closed_book:
         settings["k"] = count_shown_passages(options.k, settings["retriever_fingerprint"])
         settings["open_prompts"] = labeler.prompts.open_fingerprint
-    if reranker:
-        settings["k"] = options.k or DEFAULT_PASSAGES
-        settings["candidates"] = options.candidates
-        settings |= {"reranker": reranker.name, "reranker_fingerprint": reranker.fingerprint}
+    settings |= _describe_optional_parts(labeler)
+    settings |= _describe_optional_samples(labeler)
+    settings |= build_synthetic_setting(questions)
+    return {**settings, "hash": hash_settings(settings)}
+
+
+def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
+    """Return the settings of the second grader and the reranker, if there are any."""
+    settings: dict[str, Any] = {}
+    if labeler.second_grader:
+        settings["second_grader"] = labeler.second_grader.name
+    if labeler.reranker:
+        settings["k"] = labeler.options.k or DEFAULT_PASSAGES
+        settings["candidates"] = labeler.options.candidates
+        settings["reranker"] = labeler.reranker.name
+        settings["reranker_fingerprint"] = labeler.reranker.fingerprint
+    return settings
+
+
+def _describe_optional_samples(labeler: Labeler) -> dict[str, Any]:
+    """Return the settings of additional answers and samples, where they are not the default."""
+    options = labeler.options
+    settings: dict[str, Any] = {}
     if options.open_samples is not None:
         settings["open_samples"] = options.open_samples
     if options.mask_samples:
@@ -202,8 +234,7 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
         settings |= {"top_p": options.top_p, "top_k": options.top_k}
     if options.seakr:
         settings |= {"seakr": SEAKR_SAMPLES, "seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}
-    settings |= build_synthetic_setting(questions)
-    return {**settings, "hash": hash_settings(settings)}
+    return settings
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,13 @@ MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = 40, 7, 16  # columns of a message, a mar
 MARKS = {True: ("right", "green"), False: ("wrong", "red"), None: ("-", "dim")}
 PAIR_MODES = {comparison.NEVER: "from memory", comparison.ALWAYS: "after a search"}
 SLOWER_NOTE = "The gated mode took longer: a search was faster than the draft that decides. Try --search-seconds 1."
+STREAM_INTRODUCTION = (
+    "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; "
+    "part 3 measures. Each search waits {wait:g} s, about what a hosted search takes "
+    "(--search-seconds). always: retrieves for every message. gated: a routing rule decides, or the gate retrieves if "
+    "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
+    "and counted in both."
+)
 MAX_BAR_WIDTH = 54  # characters
 POINT_STEP = 2  # the chart shows every second recorded threshold
 NEXT_STEPS = {
@@ -78,7 +85,6 @@ class DemoPage:
 
     def print_row(self, message: Question, answers: comparison.AnswersByMode) -> None:
         """Print a message, a mark for the answer of each mode, and the gate's decision."""
-        gated = answers[comparison.GATED]
         *first_lines, last_line = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
         for line in first_lines:
             self.console.print(Text(f"{'':{INDENT}}{line}"))
@@ -86,9 +92,8 @@ class DemoPage:
         for mode in comparison.MODES:
             mark, style = MARKS[comparison.is_right(answers[mode])]
             row.append(f"{mark:{MARK_WIDTH}}", style)
-        decision = gated.decision
-        basis = decision.rule or f"{decision.need:.2f}"  # the rule that decided, or the need that the gate computed
-        row.append(f"{_format_verdict(decision)}, {basis}", "yellow" if decision.retrieve else "green")
+        gated = answers[comparison.GATED]
+        row.append(_format_decision(gated.decision))
         self.console.print(row)
         if "asked" in gated.question.meta:  # the original text of a question that was rewritten
             self.print_paragraph(f"understood as: {gated.question.text}", style="dim")
@@ -109,6 +114,12 @@ class DemoPage:
 def _format_row(name: str, cells: Iterable[str]) -> str:
     """Format a row of the table: a name, and one cell for each mode."""
     return f"{'':{INDENT}}{name:{MESSAGE_WIDTH}}" + "".join(f"{cell:{MARK_WIDTH}}" for cell in cells)
+
+
+def _format_decision(decision: Decision) -> Text:
+    """Format a decision with the rule that decided, or the need that the gate computed."""
+    basis = decision.rule or f"{decision.need:.2f}"
+    return Text(f"{_format_verdict(decision)}, {basis}", "yellow" if decision.retrieve else "green")
 
 
 def _format_verdict(decision: Decision) -> str:
@@ -230,13 +241,7 @@ def run_tour(options: DemoOptions, console: Console) -> None:
     messages = comparison.load_demo_messages(options.limit)
     conversation = _print_first_question(options, page)
     page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
-    page.print_paragraph(
-        "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; "
-        f"part 3 measures. Each search waits {_get_wait_seconds(options):g} s, about what a hosted search takes "
-        "(--search-seconds). always: retrieves for every message. gated: a routing rule decides, or the gate retrieves if "
-        "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
-        "and counted in both."
-    )
+    page.print_paragraph(STREAM_INTRODUCTION.format(wait=_get_wait_seconds(options)))
     _print_stream(page, conversation, messages)
     _print_record(page)
     page.print_title("4. Next")
