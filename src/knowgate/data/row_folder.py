@@ -197,13 +197,17 @@ class RowFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for file in self.path.glob(f".*{files.PARTIAL_SUFFIX}"):  # a killed process left them half written
             file.unlink()
-        if not (self.path / self.manifest_name).is_file():
+        if (self.path / self.manifest_name).is_file():
+            _check_same_settings(self.manifest().get("settings", {}), settings, self.path)
+            self._drop_partial_row()
+        else:
             manifest = {"version": self.version, "settings": dict(settings), **about}
             files.write_json(self.path / self.manifest_name, manifest)
-            return
-        _check_same_settings(self.manifest().get("settings", {}), settings, self.path)
+
+    def _drop_partial_row(self) -> None:
+        """Remove the last row if a killed process left it incomplete."""
         rows_file = self.path / self.rows_name
-        if rows_file.is_file():  # its last line is incomplete if the process died while writing it
+        if rows_file.is_file():
             os.truncate(rows_file, files.find_last_line_end(rows_file))
 
     def update(self, **values: Any) -> None:
@@ -221,7 +225,7 @@ class RowFolder:
         """Remove the rows with an error, to try their questions again. The folder must be locked (see `exclusive`).
 
         Returns:
-            The number of rows that have an error.
+            The number of rows that have an error. A packed folder is not changed.
         """
         records = [record for _, record in self.records()]
         good = [record for record in records if not record.get("error")]

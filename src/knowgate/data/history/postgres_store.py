@@ -223,15 +223,19 @@ class PostgresHistory(store.HistoryStore):
             f"AND {store.NOT_EXPIRED} AND label <> ALL(?) AND key <> ? ORDER BY distance LIMIT ?"
         )
         labels = [str(label) for label in exclude]
-        own_key = question_key(self._encode_text(question))
+        question_itself = question_key(self._encode_text(question))
         depth = k * store.MAX_ENTRIES  # a question may have several entries, of which only one is kept
-        values = [vector, *self._scope_values(scope), time.time(), labels, own_key, depth]
+        values = [vector, *self._scope_values(scope), time.time(), labels, question_itself, depth]
         rows = self._database.read(query, values)
         if len(rows) < depth and not is_exact:
             return self._find_neighbors(question, vector, k, scope, exclude, is_exact=True)
-        rows.sort(key=lambda row: (row[-1], row[0]))  # by distance; ties by id, so that the order is repeatable
-        candidates = [(self._parse_entry(row[:-1]), -float(row[-1])) for row in rows]
-        return tuple(store.deduplicate_neighbors(candidates)[:k])
+        return self._convert_to_neighbors(rows)[:k]
+
+    def _convert_to_neighbors(self, rows: list[tuple[Any, ...]]) -> tuple[Neighbor, ...]:
+        """Convert rows with the distance in the last column to neighbors, nearest first."""
+        ordered = sorted(rows, key=lambda row: (row[-1], row[0]))  # ties by id, so that the order is repeatable
+        candidates = [(self._parse_entry(row[:-1]), -float(row[-1])) for row in ordered]
+        return tuple(store.deduplicate_neighbors(candidates))
 
     def wait(self) -> None:
         """Wait until the index, if it is being built, is ready."""

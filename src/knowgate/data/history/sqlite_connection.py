@@ -65,14 +65,7 @@ class SqliteDatabase:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             create_private_file(self.path)  # the log contains questions
             connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT, isolation_level=None)
-            _check_schema(connection)
-            _enable_wal(connection)
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA secure_delete = ON")  # deleted questions do not stay in free pages
-            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")  # others see all tables or none
-            [[version]] = connection.execute("SELECT value FROM meta WHERE key = 'version'")
-            if version != str(LOG_FORMAT):
-                raise BadInput(f"it has format {str(version)[:40]}, but this version of knowgate reads {LOG_FORMAT}")
+            _prepare(connection)
         except (*DAMAGE_ERRORS, OSError, BadInput) as error:
             if connection is not None:
                 connection.close()
@@ -100,6 +93,18 @@ class SqliteDatabase:
             if isinstance(error, DAMAGE_ERRORS):
                 raise explain_log_error(self.path, error) from None
             raise
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Configure a new connection, create missing tables, and check the format version."""
+    _check_schema(connection)
+    _enable_wal(connection)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = ON")  # deleted questions do not stay in free pages
+    connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")  # others see all tables or none
+    [[version]] = connection.execute("SELECT value FROM meta WHERE key = 'version'")
+    if version != str(LOG_FORMAT):
+        raise BadInput(f"it has format {str(version)[:40]}, but this version of knowgate reads {LOG_FORMAT}")
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:

@@ -94,14 +94,19 @@ class SqliteHistory(HistoryStore):
             with self._lock:
                 index = self._update_index(scope)
                 hits = index.nearest(vectors, depth)
-            entries = self._load_entries({row_id for question_hits in hits for row_id, _ in question_hits})
-            neighbors = []
-            for question, question_hits in zip(questions, hits, strict=True):
-                neighbors.append(_select_neighbors(question, question_hits, entries, exclude)[:k])
+            neighbors = [found[:k] for found in self._select_all_neighbors(questions, hits, exclude)]
             has_enough = all(len(question_neighbors) == k for question_neighbors in neighbors)
             if has_enough or depth >= len(index):
                 return neighbors
             depth *= DEPTH_FACTOR
+
+    def _select_all_neighbors(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], exclude: Collection[KnowledgeLabel]
+    ) -> list[tuple[Neighbor, ...]]:
+        """Load the entries of all hits at once, and select the neighbors of each question."""
+        entries = self._load_entries({row_id for question_hits in hits for row_id, _ in question_hits})
+        pairs = zip(questions, hits, strict=True)
+        return [_select_neighbors(question, question_hits, entries, exclude) for question, question_hits in pairs]
 
     def close(self) -> None:
         """Close the connection of this thread."""
@@ -119,17 +124,23 @@ class SqliteHistory(HistoryStore):
             self._indexes[scope] = self._create_index(scope)
             self._n_deletions[scope] = n_deletions
         index = self._indexes[scope]
-        values = self._scope_values(scope)
-        # New rows have higher ids than those in the index.
-        query = f"SELECT id, vector FROM entries WHERE {IN_SCOPE} AND id > ? ORDER BY id LIMIT {CHUNK_ROWS}"
-        while rows := self._database.read(query, [*values, index.last_id]):
-            index.add([row[0] for row in rows], self._parse_vectors([row[1] for row in rows], index.width))
+        self._add_new_rows(index, scope)
         # Whoever deletes a row erases it from the index on disk (ids up to `last_indexed_id`), but not from our memory.
         if self._n_deletions[scope] != n_deletions:
             query = f"SELECT id FROM entries WHERE {IN_SCOPE} AND id > ?"
-            index.keep({row[0] for row in self._database.read(query, [*values, index.last_indexed_id])})
+            rows = self._database.read(query, [*self._scope_values(scope), index.last_indexed_id])
+            index.keep({row[0] for row in rows})
             self._n_deletions[scope] = n_deletions
         return index
+
+    def _add_new_rows(self, index: VectorIndex, scope: HistoryScope) -> None:
+        """Add the rows of a scope that are newer than its index."""
+        # New rows have higher ids than those in the index.
+        query = f"SELECT id, vector FROM entries WHERE {IN_SCOPE} AND id > ? ORDER BY id LIMIT {CHUNK_ROWS}"
+        values = self._scope_values(scope)
+        while rows := self._database.read(query, [*values, index.last_id]):
+            vectors = self._parse_vectors([row[1] for row in rows], index.width)
+            index.add([row[0] for row in rows], vectors)
 
     def _create_index(self, scope: HistoryScope) -> VectorIndex:
         """Create the vector index of a scope, or open the stored one.

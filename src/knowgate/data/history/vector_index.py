@@ -180,8 +180,13 @@ def _store(location: IndexLocation, index: Any, last: int) -> None:
         raise OSError(str(error)) from None
     manifest = AnnManifest(token, location.stamp, last, path.stat().st_size)
     write_json(location.manifest_file, vars(manifest))
+    _remove_older_files(location, path)
+
+
+def _remove_older_files(location: IndexLocation, newest: Path) -> None:
+    """Remove all index files of a log except the newest."""
     for file in location.folder.glob(f"{location.name}-*"):
-        if file != path:
+        if file != newest:
             with contextlib.suppress(OSError):  # some systems cannot remove a file that is mapped
                 file.unlink()
 

@@ -108,23 +108,30 @@ def read_openai_batch(value: str) -> Iterator[Question]:
     """
     path, query = parse_file_spec(value)
     options = records.parse_query_options(query, BATCH_OPTIONS, "openai-batch")
-    answers_by_kind = {kind: dict(_read_results(options[kind])) for kind in ("closed", "open") if kind in options}
+    result_files = {name: options[name] for name in ("closed", "open") if name in options}
+    results = {name: dict(_read_results(file)) for name, file in result_files.items()}
     golds = dict(_read_golds(options["gold"])) if "gold" in options else {}
     for number, record in read_jsonl(path):
         where = f"{path} line {number}"
         request_id = _get_request_id(record, where)
-        body = record.get("body")
-        text = records.extract_text(body.get("messages") or body.get("input")) if isinstance(body, dict) else ""
-        meta = {}
-        for kind, answers in answers_by_kind.items():
+        for name, answers in results.items():
             if request_id not in answers:
                 raise BadInput(
-                    f"{where}: the request '{request_id}' has no successful result in the file {options[kind]}. "
+                    f"{where}: the request '{request_id}' has no successful result in the file {result_files[name]}. "
                     "Remove the request, or run it again."
                 )
-            meta[kind] = answers[request_id]
+        meta = {name: answers[request_id] for name, answers in results.items()}
+        text = _get_request_text(record)
         question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}
         yield records.parse_question(question, where, default_id=request_id)
+
+
+def _get_request_text(record: Mapping[str, Any]) -> str:
+    """Return the question of a request of an OpenAI batch, or ''."""
+    body = record.get("body")
+    if not isinstance(body, dict):
+        return ""
+    return records.extract_text(body.get("messages") or body.get("input"))
 
 
 def _read_results(file: str) -> Iterator[tuple[str, str]]:
@@ -214,12 +221,18 @@ def read_scores(record: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(stats, Mapping):
         scores |= {name: records.find_field(item, "avg") for name, item in stats.items()}
     for field in SCORE_LISTS:
-        items = records.parse_nested_json(record.get(field))
-        if isinstance(items, Mapping):  # {name: value} or {name: [values]}, of which the last one counts
-            for name, value in items.items():
-                scores[name] = value[-1] if isinstance(value, list) and value else value
-        elif isinstance(items, list):  # [{"name": ..., "value": ...}, ...]
-            for item in items:
-                if isinstance(item, Mapping):
-                    scores[str(item.get("name") or item.get("key"))] = records.get_first_field(item, SCORE_VALUES)
+        scores |= _read_score_field(records.parse_nested_json(record.get(field)))
+    return scores
+
+
+def _read_score_field(items: Any) -> dict[str, Any]:
+    """Read scores from {name: value}, {name: [values]} or [{"name": ..., "value": ...}, ...]."""
+    scores: dict[str, Any] = {}
+    if isinstance(items, Mapping):
+        for name, value in items.items():
+            scores[name] = value[-1] if isinstance(value, list) and value else value  # the last value counts
+    elif isinstance(items, list):
+        for item in items:
+            if isinstance(item, Mapping):
+                scores[str(item.get("name") or item.get("key"))] = records.get_first_field(item, SCORE_VALUES)
     return scores

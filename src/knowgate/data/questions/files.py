@@ -149,9 +149,9 @@ def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, A
             reader = csv.DictReader(file, delimiter=separator or _detect_separator(path), strict=True)
             for row in reader:
                 where = f"{path} line {reader.line_num}"
-                if None in row:  # where DictReader puts cells without a column
+                if None in row:  # DictReader puts cells without a column under None
                     raise BadInput(f"{where} has more cells than the header. Check the quotes and `sep`.")
-                yield where, {name: text for name, text in row.items() if text is not None}
+                yield where, {name: text for name, text in row.items() if text is not None}  # None: a missing cell
         except csv.Error as error:
             raise BadInput(
                 f"{path} is not a CSV file with a header: {error}. Check the file, or name its separator with `sep`."

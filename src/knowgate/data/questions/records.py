@@ -74,16 +74,17 @@ def parse_question(record: dict[str, Any], where: str, default_id: str) -> Quest
     choices = tuple(map(str, parsed.choices or ()))
     meta = parsed.meta or {}
     _check_choices(choices, meta, where)
+    question_id = _format_id(parsed.id, default_id, where)
+    passages = []
+    for number, passage in enumerate(parsed.contexts or ()):
+        passages.append(Passage(_format_id(passage.id, str(number), where), passage.text, passage.title or ""))
     return Question(
         text=parsed.question,
-        id=_format_id(parsed.id, default_id, where),
+        id=question_id,
         answers=tuple(map(str, parsed.answers or ())),
         lang=parsed.lang,
         choices=choices,
-        contexts=tuple(
-            Passage(_format_id(passage.id, str(number), where), passage.text, passage.title or "")
-            for number, passage in enumerate(parsed.contexts or ())
-        ),
+        contexts=tuple(passages),
         meta=meta,
     )
 
@@ -159,11 +160,7 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
         text = extract_text(get_first_field(record, mapping.question))
         texts = flatten_texts(record)
         if not text.strip():
-            names = ", ".join(sorted(texts)[:30]) or "nothing"
-            raise BadInput(
-                f"{where} has no field named {' or '.join(mapping.question)}. Its fields are: {names}. Name the field "
-                "that contains the question: ?question=FIELD"
-            )
+            raise _make_missing_question_error(where, mapping, texts)
         meta = {name: value for name, value in texts.items() if name not in mapping.question}
         answer = get_first_field(record, mapping.answer)
         if answer is not None:
@@ -171,6 +168,15 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
         golds = _split_answers(get_first_field(record, mapping.answers), mapping.split)
         question = {"question": text, "answers": golds, "meta": meta, "id": get_first_field(record, mapping.id)}
         yield parse_question(question, where, default_id=str(number))
+
+
+def _make_missing_question_error(where: str, mapping: FieldMapping, texts: Mapping[str, str]) -> BadInput:
+    """Make the error for a record without a question. It lists the fields of the record."""
+    names = ", ".join(sorted(texts)[:30]) or "nothing"
+    return BadInput(
+        f"{where} has no field named {' or '.join(mapping.question)}. Its fields are: {names}. Name the field "
+        "that contains the question: ?question=FIELD"
+    )
 
 
 def find_field(record: Any, name: str) -> Any:
@@ -208,15 +214,19 @@ def extract_text(value: Any, depth: int = 0) -> str:
         for item in reversed(value):
             if not isinstance(item, Mapping) or item.get("role") not in ("system", "tool"):
                 return extract_text(item, depth + 1)
-    if isinstance(value, Mapping):
-        for name in TEXT_FIELDS:
-            if value.get(name) is not None:
-                text = extract_text(value[name], depth + 1)
-                if text:
-                    return text
-        if len(value) == 1:  # the only field holds the text, whatever its name
-            [only_value] = value.values()
-            return extract_text(only_value, depth + 1)
+    return _extract_field_text(value, depth + 1) if isinstance(value, Mapping) else ""
+
+
+def _extract_field_text(record: Mapping[str, Any], depth: int) -> str:
+    """Extract the first text among the usual fields of a record, or its only field."""
+    for name in TEXT_FIELDS:
+        if record.get(name) is not None:
+            text = extract_text(record[name], depth)
+            if text:
+                return text
+    if len(record) == 1:  # the only field holds the text, whatever its name
+        [only_value] = record.values()
+        return extract_text(only_value, depth)
     return ""
 
 

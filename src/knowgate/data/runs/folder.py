@@ -217,7 +217,16 @@ class RunFolder(RowFolder):
         Returns:
             An array with one row per label row.
         """
-        rows_by_shard: dict[str, list[LabelRow]] = {}  # every shard (file of states) is read once, for all of its rows
+        states: dict[str, Vector] = {}  # by the id of the row
+        for shard, shard_rows in self._group_by_shard(rows).items():  # every shard is read once, for all of its rows
+            states |= self._read_states(shard, name, shard_rows)
+        if len({state.shape for state in states.values()}) > 1:
+            raise self.make_error(f"the hidden states '{name}' have different lengths")
+        return np.stack([states[row.id] for row in rows]).astype(np.float32)
+
+    def _group_by_shard(self, rows: Sequence[LabelRow]) -> dict[str, list[LabelRow]]:
+        """Group rows by the shard (file) that holds their hidden states."""
+        rows_by_shard: dict[str, list[LabelRow]] = {}
         for row in rows:
             if row.vector is None:
                 raise ArtifactError(
@@ -225,12 +234,7 @@ class RunFolder(RowFolder):
                 )
             shard, _ = row.vector
             rows_by_shard.setdefault(shard, []).append(row)
-        states: dict[str, Vector] = {}  # by the id of the row
-        for shard, shard_rows in rows_by_shard.items():
-            states |= self._read_states(shard, name, shard_rows)
-        if len({state.shape for state in states.values()}) > 1:
-            raise self.make_error(f"the hidden states '{name}' have different lengths")
-        return np.stack([states[row.id] for row in rows]).astype(np.float32)
+        return rows_by_shard
 
     def vector_names(self) -> list[str]:
         """List the names of the hidden states in all shard files, such as 'before.12'."""

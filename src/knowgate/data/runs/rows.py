@@ -172,16 +172,16 @@ def row_to_json(row: Any) -> dict[str, Any]:
 
 def _to_json(value: Any) -> Any:
     """Convert a value of a row to JSON. Comparing exact types is fast."""
-    kind = type(value)
-    if kind in SCALAR_TYPES:
+    value_type = type(value)
+    if value_type in SCALAR_TYPES:
         return value
-    if kind is float:
+    if value_type is float:
         return round(value, ROUNDED_DIGITS)
-    if kind is Token:
+    if value_type is Token:
         return [value.text, *map(_to_json, (value.logprob, value.entropy, value.margin))]
-    if kind is tuple or kind is list:
+    if value_type is tuple or value_type is list:
         return [_to_json(item) for item in value]
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(value_type):
         return row_to_json(value)
     if isinstance(value, Mapping):
         return {key: _to_json(item) for key, item in value.items()}

@@ -262,20 +262,25 @@ def load_label_table(
         raise _make_empty_error(runs, builder)
     columns, run_index = builder.build(folders, layers)
     warn_if_mixed(int(columns.is_synthetic.sum()), len(columns.rows))
-    data_fingerprint = sha256_text(*(str(item.get("data_fingerprint")) for item in settings))[:16]
-    table_settings = {**settings[0], "data_fingerprint": data_fingerprint}
-    if grader:
-        table_settings["grader"] = grader
     table = LabelTable(
         columns.rows,
         columns.readings,
-        table_settings,
-        [str(run) for run in runs],
-        _load_gate_columns(runs, columns.ids, run_index),
-        builder.left_out,
-        run_index,
+        settings=_merge_settings(settings, grader),
+        runs=[str(run) for run in runs],
+        recorded_needs=_load_gate_columns(runs, columns.ids, run_index),
+        left_out=builder.left_out,
+        run_index=run_index,
     )
     return fill_columns(table, columns.computed_columns)
+
+
+def _merge_settings(settings: Sequence[Mapping[str, Any]], grader: str | None) -> dict[str, Any]:
+    """Return the settings of the first run, with a fingerprint of the data of all runs."""
+    fingerprints = [str(run_settings.get("data_fingerprint")) for run_settings in settings]
+    merged = {**settings[0], "data_fingerprint": sha256_text(*fingerprints)[:16]}
+    if grader:  # another grader than that of the runs
+        merged["grader"] = grader
+    return merged
 
 
 @dataclass
@@ -323,11 +328,15 @@ class _TableBuilder:
             elif row.closed is None or (self.graded_only and row.closed.correct is None):
                 self.left_out["not graded"] += 1
             else:
-                self._rows.append(row)
-                self._run_index.append(run)
-                self._offsets.append(offset)
-                if self._is_on_disk and len(self._rows) >= CHUNK_ROWS:  # too many rows to keep in memory
-                    self._convert_to_columns()
+                self._add_row(row, run, offset)
+
+    def _add_row(self, row: LabelRow, run: int, offset: int) -> None:
+        """Add a usable row with the index of its run and its place in the file."""
+        self._rows.append(row)
+        self._run_index.append(run)
+        self._offsets.append(offset)
+        if self._is_on_disk and len(self._rows) >= CHUNK_ROWS:  # too many rows to keep in memory
+            self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
         """Replace the rows in memory by arrays of their columns. Arrays take much less memory."""
@@ -360,11 +369,14 @@ class _TableBuilder:
             readings = stored_readings.load(np.arange(len(self)), self._rows)
             return LabelColumns(self._rows, readings), run_index
         self._convert_to_columns()
+        return fill_columns(LabelColumns(stored_rows, stored_readings), self._pop_columns()), run_index
+
+    def _pop_columns(self) -> dict[str, NDArray[Any]]:
+        """Join the chunks of each column, and free them, because together they take much memory."""
         columns = {}
         for name in list(self._column_chunks[0]):
-            # `pop` frees the chunks of a column, because those of all columns together take much memory.
             columns[name] = np.concatenate([chunk.pop(name) for chunk in self._column_chunks])
-        return fill_columns(LabelColumns(stored_rows, stored_readings), columns), run_index
+        return columns
 
 
 def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
@@ -396,14 +408,20 @@ def _load_gate_columns(
         updated: dict[str, GateColumn] = {}
         for recorded in iterate_needs(path):
             column = _start_gate_column(recorded, len(ids)) if run == 0 else columns.get(recorded.gate)
-            if column is None:  # an earlier run has not recorded the gate
-                continue
-            column.needs[rows] = [recorded.needs.get(row_id, np.nan) for row_id in ids[rows]]
-            if column.raw is not None:
-                column.raw[rows] = [recorded.raw.get(row_id, np.nan) for row_id in ids[rows]]
-            updated[recorded.gate] = _merge_record(column, recorded, share=1 / (run + 1))
+            if column is not None:  # None if an earlier run has not recorded the gate
+                _fill_gate_column(column, recorded, rows, ids[rows])
+                updated[recorded.gate] = _merge_record(column, recorded, share=1 / (run + 1))
         columns = updated  # without the gates that this run has not recorded
     return columns
+
+
+def _fill_gate_column(
+    column: GateColumn, recorded: RecordedNeeds, rows: storage.RowNumbers, ids: NDArray[np.str_]
+) -> None:
+    """Write the recorded scores of one run into the rows of a column."""
+    column.needs[rows] = [recorded.needs.get(row_id, np.nan) for row_id in ids]
+    if column.raw is not None:
+        column.raw[rows] = [recorded.raw.get(row_id, np.nan) for row_id in ids]
 
 
 def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
