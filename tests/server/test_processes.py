@@ -19,8 +19,8 @@ import pytest
 import knowgate as kg
 from knowgate.data.history import open_history
 from knowgate.server.app import create_app
-from knowgate.server.connection_limits import HANG_SECONDS
 from knowgate.server.options import ServeOptions
+from knowgate.server.worker_supervisor import HANG_SECONDS
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.support.postgres_server import postgres_server

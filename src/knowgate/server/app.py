@@ -31,7 +31,6 @@ from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
-from knowgate.server.connection_limits import RELOAD_SIGNAL
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS, Endpoint
 from knowgate.server.json_api import ApiError
@@ -43,6 +42,7 @@ from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts, is_reachable
 from knowgate.server.upstream.forwarding import UpstreamForwarder
+from knowgate.server.worker_supervisor import RELOAD_SIGNAL
 from knowgate.types import Gate, Model, Passage, Retriever, Signal
 
 log = logging.getLogger(__name__)

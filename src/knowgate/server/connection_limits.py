@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import socket
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import httptools
-import uvicorn
-from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.supervisors import Multiprocess
-from uvicorn.supervisors.multiprocess import Process
 
 from knowgate.server.streaming import ABORT_EXTENSION
 
 log = logging.getLogger(__name__)
 
-RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 MAX_HEADER_BYTES = 32 << 10  # request line and headers together
 MAX_HEADERS = 100
 MAX_SMALL_CHUNKS = 4096  # chunks of a body beyond one for every CHUNK_BYTES; parsing each one takes time
@@ -38,178 +26,11 @@ CHUNK_BYTES = 256
 HEADER_SECONDS = 10.0  # maximum time for the headers of a request, and for its trailers
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
-START_SECONDS = 600  # maximum time in which a new worker must be ready; uvicorn's default of 5 is too short for models
-# Time after which a worker that does not respond is killed with its requests. On a busy or paused machine, a healthy worker
-# may not run for many seconds, so uvicorn's default of 5 is too short.
-HANG_SECONDS = 60
 LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
 LOG_SECONDS = 1.0  # minimum time between two log lines about rejected requests
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # pauses between attempts to start a worker; each one doubles
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
-
-
-class AnnouncedServer(uvicorn.Server):
-    """A server of uvicorn that calls a function when it accepts requests. SIGTERM ends it with exit status 0.
-
-    Args:
-        config: Options of uvicorn.
-        on_start: The function.
-    """
-
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]):
-        super().__init__(config)
-        self._on_start = on_start
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the server. After a successful start, call `_on_start`."""
-        await super().startup(sockets)
-        if self.started:
-            self._on_start()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop the server after a signal. Uvicorn would raise SIGTERM again at the end, which kills the process."""
-        if sig == signal.SIGTERM:
-            self.should_exit = True
-        else:
-            super().handle_exit(sig, frame)
-
-
-class WorkerSupervisor(Multiprocess):
-    """Supervisor of the worker processes of uvicorn.
-
-    SIGHUP reloads all workers. The signal is blocked and polled, because it would end a starting worker. A worker that
-    has ended is replaced. If the new one cannot start, there are further attempts, while other workers serve.
-
-    Args:
-        config: Options of uvicorn.
-        sockets: The listening sockets.
-        problem_file: File in which the workers read that some of them cannot start. It exists only meanwhile.
-    """
-
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], problem_file: Path):
-        super().__init__(config, sockets)
-        self.has_failed = False  # whether the server stops because no worker could start
-        self._problem_file = problem_file
-        self._serving: set[Process] = set()  # workers that have accepted requests
-        self._pauses: dict[int, float] = {}  # index of a worker that cannot start -> seconds before the next attempt
-        self._start_times: dict[int, float] = {}  # index of a worker that has ended -> when to start a new one
-        if RELOAD_SIGNAL is not None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {RELOAD_SIGNAL})
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._stop)
-
-    def _stop(self, *_: object) -> None:
-        """Stop the server, and a reload that runs. In a thread, as the interrupted code may hold the lock of the event."""
-        threading.Thread(target=self.should_exit.set).start()
-
-    def handle_signals(self) -> None:
-        """Reload if SIGHUP has arrived, and handle the other signals."""
-        super().handle_signals()
-        if RELOAD_SIGNAL is not None and RELOAD_SIGNAL in signal.sigpending():
-            signal.sigwait({RELOAD_SIGNAL})
-            self.restart_all()
-
-    def restart_all(self) -> None:
-        """Replace all workers, as after SIGHUP. An old worker serves until the new one is ready."""
-        for index, old in enumerate(self.processes):
-            new = Process(self.config, self.sockets)
-            new.start()
-            if not new.wait_until_ready(START_SECONDS, self.should_exit):
-                new.kill()
-                if not self.should_exit.is_set():
-                    log.error("A new worker could not start, so the reload ends. Other workers keep their settings.")
-                return
-            old.terminate()
-            self._serving.discard(old)
-            self.processes[index] = new
-            self._count_as_serving(index)
-            while old.process.is_alive() and not self.should_exit.is_set():
-                old.process.join(timeout=0.1)
-
-    def keep_subprocess_alive(self) -> None:
-        """Replace workers that have ended or hang. A worker that cannot start is tried again after a pause."""
-        ended = [index for index, process in enumerate(self.processes) if not self._is_alive(index, process)]
-        for index in ended:
-            if index not in self._start_times:
-                self._handle_end(index)
-            if self.should_exit.is_set():
-                return
-            if time.monotonic() >= self._start_times[index]:
-                self._start_worker(index)
-
-    def _is_alive(self, index: int, process: Process) -> bool:
-        """Return whether a worker responds, and note whether it serves."""
-        # If this process kept the worker's side of their pipe open, it would not notice that the worker has ended.
-        process.child_conn.close()
-        is_alive = process.is_alive(timeout=HANG_SECONDS)
-        if is_alive and process not in self._serving and process.is_ready():
-            self._count_as_serving(index)
-        return is_alive
-
-    def _count_as_serving(self, index: int) -> None:
-        """Note that a worker accepts requests."""
-        self._serving.add(self.processes[index])
-        self._pauses.pop(index, None)
-        self._start_times.pop(index, None)
-        self._report_problem()
-
-    def _handle_end(self, index: int) -> None:
-        """Decide when to replace a worker that has ended: at once if it has served, otherwise after a pause."""
-        process = self.processes[index]
-        process.kill()  # it may hang
-        process.join()
-        self._start_times[index] = time.monotonic()
-        if process in self._serving:
-            self._serving.remove(process)
-            log.warning(
-                "Worker process %s ended unexpectedly, or was killed because it did not respond for %d seconds. A new "
-                "process replaces it.",
-                process.pid,
-                HANG_SECONDS,
-            )
-        elif process.exitcode == STARTUP_FAILURE and not any(other.process.is_alive() for other in self._serving):
-            self.has_failed = True
-            self.should_exit.set()
-        else:
-            self._handle_failed_start(index)
-
-    def _handle_failed_start(self, index: int) -> None:
-        """Schedule the next attempt to start a worker. The pause doubles after each attempt."""
-        pause = min(MAX_PAUSE_SECONDS, 2 * self._pauses.get(index, FIRST_PAUSE_SECONDS / 2))
-        self._pauses[index] = pause
-        self._start_times[index] += pause
-        log.error(
-            "Worker process %s ended unexpectedly while it started. The next attempt to start it is in %g seconds.",
-            self.processes[index].pid,
-            pause,
-        )
-        self._report_problem()
-
-    def _start_worker(self, index: int) -> None:
-        """Start a worker in the place of one that has ended."""
-        del self._start_times[index]
-        self.processes[index] = Process(self.config, self.sockets)
-        self.processes[index].start()
-
-    def _report_problem(self) -> None:
-        """Tell the workers how many of them cannot start, for GET /ready."""
-        if self._pauses:
-            message = f"{len(self._pauses)} of {len(self.processes)} workers cannot start; the server's log says why"
-            self._problem_file.write_text(message, encoding="utf-8")
-        else:
-            self._problem_file.unlink(missing_ok=True)
-
-    def terminate_all(self) -> None:
-        """Close the port, so that new connections are refused, and end all workers. Workers finish their requests."""
-        for listener in self.sockets:
-            listener.close()  # the workers close theirs
-        for process in self.processes:
-            if process in self._serving or process.is_ready(timeout=1):
-                process.terminate()
-            else:
-                process.kill()  # it loads its models with the port open, and has no requests
 
 
 class AddressConnections:

@@ -54,7 +54,7 @@ def run_server(
         import uvicorn
 
         from knowgate.server.app import create_app
-        from knowgate.server.connection_limits import AnnouncedServer, WorkerSupervisor
+        from knowgate.server.worker_supervisor import AnnouncedServer, WorkerSupervisor
     _check_port(options)
     uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
@@ -117,7 +117,8 @@ def _stop_with_parent() -> None:
 
 def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
     """Return the options of uvicorn. Proxy headers are ignored, because clients could forge them."""
-    from knowgate.server.connection_limits import HANG_SECONDS, LimitedHttpProtocol
+    from knowgate.server.connection_limits import LimitedHttpProtocol
+    from knowgate.server.worker_supervisor import HANG_SECONDS
 
     return {
         "http": LimitedHttpProtocol,

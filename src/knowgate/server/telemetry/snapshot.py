@@ -246,13 +246,9 @@ def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
 
 def read_worker_problem() -> str:
     """Return what the parent process says about workers that cannot start, or ""."""
-    file = os.environ.get(PROBLEM_FILE_VARIABLE)
-    if file is None:
-        return ""
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
+    with suppress(OSError):  # the file exists only if there is a problem, and the variable only with several workers
+        return Path(os.environ.get(PROBLEM_FILE_VARIABLE, "")).read_text(encoding="utf-8")
+    return ""
 
 
 class SnapshotExchange:
