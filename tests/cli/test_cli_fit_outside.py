@@ -56,7 +56,7 @@ def test_its_options_and_its_first_words_are_in_the_help(call: Call, site: Path)
 
 
 def test_the_list_of_gates_has_it_and_says_what_cannot_be_loaded(call: Call, site: Path):
-    shown = call("fit", "--help").out
+    shown = " ".join(call("fit", "--help").out.split())
     assert "Long questions are not known." in shown
     assert "(outside_gate.nothing:fit_nothing) cannot be loaded: No module named 'outside_gate.nothing'" in shown
 

@@ -1,7 +1,6 @@
 """Pydantic models of the requests and responses of the HTTP API. The OpenAPI description is generated from them.
 
-Chat requests and responses follow OpenAI's API. Only the fields that this server reads or writes are declared. All other
-fields are allowed.
+Chat requests and responses follow OpenAI's API. Fields that this server neither reads nor writes are allowed, too.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ QuestionText = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS)]
 TextOrList = str | list[Any]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
 Patterns = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)] | Pattern
-
-
-# --- requests -------------------------------------------------------------------------------------
 
 
 class PassageFilter(BaseModel):
@@ -162,9 +158,6 @@ class ClearAlarmRequest(ApiRequest):
     """Body of POST /v1/learning/clear. `arm` is the gate in the A/B test, "a" or "b"."""
 
     arm: str = "a"
-
-
-# --- responses ------------------------------------------------------------------------------------
 
 
 class ApiResponse(BaseModel):
@@ -393,7 +386,7 @@ class LearningResponse(ApiResponse):
 
     Attributes:
         share_b: Share of requests with the second gate.
-        canary: Share of requests that follow the gate. All others retrieve.
+        canary: Share of requests that follow the gate.
         audit: Share of requests that are audited.
         budget_left: Number of LLM calls left for audits.
         labelled: Number of new labels in the history since this process started.

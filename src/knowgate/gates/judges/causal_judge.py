@@ -1,9 +1,7 @@
 """Judges that are causal language models: they answer a prompt with one of two labels, such as Yes or No.
 
-The first label means "known" (the LLM's answer is right), the second "unknown". Training and inference share
-`CausalJudge.encode`, so that the label is predicted at the same token in both. By default, transformers runs the judge,
-and torch is imported on first use. A judge that was exported to a GGUF file is run by llama.cpp, with the same tokens,
-a quarter of the memory and no torch.
+The first label means "known" (the LLM's answer is right), the second "unknown". By default, transformers runs the judge.
+A judge that was exported to a GGUF file is run by llama.cpp, with a quarter of the memory and without torch.
 """
 
 from __future__ import annotations
@@ -34,16 +32,12 @@ if TYPE_CHECKING:
 
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
 ADAPTER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".gguf")  # none can run code when loaded
-# The name is not tokenizer.json, because transformers would load that together with the GGUF file and then miss the
-# chat template.
+# Not tokenizer.json: transformers would load that with the GGUF file and then miss the chat template.
 GGUF_FILE, TOKENIZER_FILE = "judge.gguf", "judge-tokenizer.json"
 STARTUP_CHECKS = 2  # number of reference prompts that are run when a judge is loaded
-# Maximum change of a predicted probability after the export. q8_0 quantization changes it by thousandths, a broken
-# build of llama.cpp by tenths.
+# Largest change of a probability by the export: thousandths by q8_0 quantization, tenths by a broken llama.cpp.
 MAX_DEVIATION = 0.1
-MAX_QUESTION_TOKENS = (
-    512  # of a question that a judge reads; a server decides on questions of any length in bounded time
-)
+MAX_QUESTION_TOKENS = 512  # of a question; so a decision takes bounded time
 
 
 @dataclass(frozen=True)
