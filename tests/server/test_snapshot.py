@@ -6,6 +6,7 @@ import time
 import pytest
 
 from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry import snapshot as snapshots
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
@@ -95,3 +96,17 @@ def test_money_is_unknown_without_prices_or_retrievals(price, money):
     count(snapshot, retrieve=False)
     report = snapshot.to_json(ServeOptions(price_retrieval=price))
     assert report["arms"]["all"]["saved"]["money"] is money
+
+
+def test_forgetting_twice_reads_the_stored_questions_once(monkeypatch):
+    computed = []
+    monkeypatch.setattr(snapshots, "question_key", lambda text: computed.append(text) or text.lower())
+    recent = snapshots.RecentDecisions(stores_texts=True)
+    for number in range(5):
+        recent.append({"id": str(number)}, f"Question {number}", "alice", ["Earlier"] if number == 3 else [])
+    assert asyncio.run(recent.find_ids("QUESTION 2", "alice")) == ["2"]
+    assert asyncio.run(recent.find_ids("earlier", None)) == ["3"]
+    assert asyncio.run(recent.find_ids("earlier", "bob")) == []
+    assert len(computed) == 6 + 3  # the five questions with the earlier one, and what each call looks for
+    recent.delete(["3"])
+    assert asyncio.run(recent.find_ids("earlier", None)) == []

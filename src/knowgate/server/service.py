@@ -15,7 +15,7 @@ from starlette.responses import Response
 from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import close_connection
-from knowgate.server import json_api, schemas
+from knowgate.server import json_api, load_limits, schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates, rerank_documents
@@ -79,6 +79,7 @@ class Service:
         self.active_requests = RequestSlots(options.waiting, max_per_client)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self._parser_lock = asyncio.Lock()
+        self._deletion_lock = load_limits.FairLock()
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
         if options.otel:
             self.spans = RequestSpans(create_tracer_provider(), includes_questions=options.keep_questions)
@@ -347,6 +348,11 @@ class Service:
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/forget: delete everything about a question. Only admins delete entries of other API keys."""
         question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request)).question
+        async with self._deletion_lock:  # deletions read many rows, so keys take turns
+            return json_api.json_response(await self._delete_question(question, trace))
+
+    async def _delete_question(self, question: str, trace: RequestTrace) -> schemas.DeletionResponse:
+        """Delete everything about a question that the API key of the request may delete."""
         owner = _get_owner_filter(trace)
         ids = await self.recent.find_ids(question, owner)
         self.recent.delete(ids)
@@ -358,7 +364,7 @@ class Service:
         if may_remain:
             response.forgotten = False
             response.note = UNFINDABLE_NOTE
-        return json_api.json_response(response)
+        return response
 
     async def _finish_deletion(
         self, ids: Collection[str], question: str | None, trace: RequestTrace

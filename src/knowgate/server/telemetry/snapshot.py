@@ -333,6 +333,7 @@ class RecentDecisions:
     def __init__(self, *, stores_texts: bool):
         self.stores_texts = stores_texts
         self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._keys: dict[str, frozenset[str]] = {}  # id -> keys of its question and source questions, once computed
 
     def append(
         self, record: Mapping[str, Any], question: str | None, owner: str = "", source_questions: Sequence[str] = ()
@@ -341,7 +342,7 @@ class RecentDecisions:
         texts = {"question": question, "source_questions": source_questions, "owner": owner}
         self._rows[record["id"]] = {**record, "at": time.time(), **(texts if self.stores_texts else {})}
         if len(self._rows) > MAX_RECENT_DECISIONS:
-            self._rows.popitem(last=False)
+            self.delete([next(iter(self._rows))])
 
     def update(self, id: str, fields: Mapping[str, Any]) -> None:
         """Add fields to a decision. Does nothing if the decision is no longer in memory.
@@ -365,16 +366,20 @@ class RecentDecisions:
         """Return the ids of all decisions on a question. Owner None means all API keys."""
         rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
         key = question_key(question)
-
-        def is_match(row: dict[str, Any]) -> bool:
-            return key in map(question_key, (row["question"], *row["source_questions"]))
-
         # In a thread, because computing the keys of many long questions takes a while.
-        return await asyncio.to_thread(lambda: [row["id"] for row in rows if is_match(row)])
+        return await asyncio.to_thread(lambda: [row["id"] for row in rows if key in self._get_keys(row)])
+
+    def _get_keys(self, row: Mapping[str, Any]) -> frozenset[str]:
+        """Return the keys of the question and the source questions of a decision."""
+        id = row["id"]
+        if id not in self._keys:
+            self._keys[id] = frozenset(map(question_key, (row["question"], *row["source_questions"])))
+        return self._keys.get(id, frozenset())  # empty if the decision was deleted meanwhile
 
     def delete(self, ids: Iterable[str]) -> None:
         for id in ids:
             self._rows.pop(id, None)
+            self._keys.pop(id, None)
 
     def list_newest(self, count: int) -> list[dict[str, Any]]:
         """Return up to `count` decisions, newest first."""
