@@ -282,7 +282,7 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
 def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
     """Return a function for the quality of a gate's decisions on each bootstrap resample.
 
-    None without answers with passages.
+    Returns None if no question was answered with passages.
     """
     if outcomes.opened is None:
         return None

@@ -90,7 +90,7 @@ def label_and_decide(
 
 
 def _make_label_options(options: LiveOptions, *, is_remote: bool) -> LabelOptions:
-    """Make the options of labeling. In this process, search models are loaded only once."""
+    """Make the options of labeling. Without a cluster, the index and the reranker are loaded here, once."""
     values = {name: getattr(options, name) for name in AnswerOptions.model_fields}
     if not is_remote:  # the workers of a cluster load everything by name
         values["index"] = None if options.index is None else as_retriever(options.index)

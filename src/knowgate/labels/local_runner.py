@@ -140,7 +140,7 @@ class LabelingPipeline:
     def __call__(self, questions: Sequence[Question]) -> int:
         """Let the LLM answer a batch, and return its size.
 
-        Another thread grades and writes, at most one batch behind.
+        Another thread grades and writes it while the LLM answers the next one.
         """
         finish = self._labeler.start(questions)  # returns a function that grades the answers
         self._wait_for_last()

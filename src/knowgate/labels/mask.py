@@ -43,7 +43,7 @@ class PieceSpan(NamedTuple):
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
     """Replace every gold answer in the titles and texts of passages by MASK.
 
-    Small pieces are tried first, then larger ones.
+    Answers are searched word by word first, then in lines and in the whole text.
     """
     tokenized = [tokenize(gold) for gold in golds]
     answers = [tokens for tokens in tokenized if tokens and tokens != [MASK.lower()]]

@@ -292,7 +292,7 @@ class PreferenceLabeler:
     ) -> Preference:
         """Make the preference row of a question from the measured effects.
 
-        A passage's shift is its value minus the value without passages.
+        The shift of a passage says how much the LLM's answer improves with it.
         """
         candidates = tuple(
             CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, correct)

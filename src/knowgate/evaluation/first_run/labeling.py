@@ -194,7 +194,7 @@ def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
 def grade_by_agreement(run: RunFolder, out: Path) -> None:
     """Copy a label run and grade it without gold answers.
 
-    An answer without passages is right if passages do not change it.
+    An answer without passages counts as right if the LLM gives the same answer with passages.
     """
     # 'hash' is computed again, because it covers the grader. The manifest of the copy gets its own version and settings.
     settings = {key: value for key, value in run.settings().items() if key not in ("hash", "depth")}

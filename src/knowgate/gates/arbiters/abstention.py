@@ -90,7 +90,7 @@ class RulesArbiter(Arbiter):
         return any(phrase in start for phrase in self.phrases)
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Return how probably the two answers to each question are right.
+        """Prefer the answer without passages only where the other one says that it does not know.
 
         Equal probabilities mean: use the answer with passages.
         """

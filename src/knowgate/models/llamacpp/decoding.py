@@ -283,7 +283,7 @@ class EnginePrefixCache:
     def _find_prefix(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
         """Return the best cached prefix of all prompts, or NO_PREFIX.
 
-        If the prompts share much more, a new prefix is cached.
+        If the prompts share many more tokens than it has, a longer prefix is cached.
         """
         shared = find_common_prefix(ids)
         candidates = [

@@ -65,7 +65,7 @@ class TrainedJudge:
     def describe(self) -> list[str]:
         """Describe the training for the model card, one line per segment.
 
-        Segments are parts of an epoch, such as "epoch 1.5".
+        With two checks per epoch, the lines begin with "epoch 0.5", "epoch 1", "epoch 1.5".
         """
         state = self.state
         lines = []

@@ -188,7 +188,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
 
 
 def _start_with_constant(questions: GradedQuestions) -> PolicyChoice:
-    """Choose the best constant policy, which stays if no other policy passes."""
+    """Choose between always and never retrieving, before other policies are tried."""
     constant = _select_constant(questions)
     return PolicyChoice(
         chosen=constant,
