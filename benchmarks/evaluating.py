@@ -2,7 +2,7 @@
 
     python benchmarks/evaluating.py [--gates 20] [--rows 10000]
 
-The target for 20 gates, 10,000 rows and 2,000 resamples is less than 60 s on two cores.
+The target for 20 gates, 10,000 rows and 2,000 resamples is at most 30 s on two cores.
 """
 
 from __future__ import annotations
