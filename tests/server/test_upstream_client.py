@@ -60,15 +60,20 @@ class ClosingUpstream:
 
     def __init__(self, last_bytes=b"", closing=1):
         self.last_bytes, self.closing, self.requests = last_bytes, closing, []
+        self.numbers = itertools.count()  # of the connections
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/v1"
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
         with suppress(OSError):
-            for number in itertools.count():
+            while True:
                 connection, _ = self.listener.accept()
-                threading.Thread(target=self.answer, args=(connection, number), daemon=True).start()
+                threading.Thread(target=self.answer, args=(connection, next(self.numbers)), daemon=True).start()
+
+    def forget_requests(self):
+        self.numbers = itertools.count()
+        self.requests.clear()
 
     def answer(self, connection, number):
         with connection, connection.makefile("rb") as file:
@@ -89,6 +94,7 @@ class ClosingUpstream:
 def ask_closing(serve, upstream):
     """Ask twice one after the other, and return the second response."""
     address, app = serve(upstream=False, gate="never", options={"upstream": upstream.url})
+    upstream.forget_requests()  # at start, the server checks that it can be reached
     with httpx.Client(base_url=address, timeout=30) as client:
         for _ in range(2):
             body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}]}

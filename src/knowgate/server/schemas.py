@@ -137,10 +137,7 @@ class RerankRequest(ApiRequest):
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback: a user's opinion about an answer.
-
-    `id` is the decision, `correction` the right answer. Rating or correction is required.
-    """
+    """Body of POST /v1/feedback on the decision `id`: a rating, or as `correction` the right answer."""
 
     id: str
     rating: Literal["up", "down"] | None = None
@@ -167,10 +164,7 @@ class ApiResponse(BaseModel):
 
 
 class ErrorDetail(ApiResponse):
-    """The `error` object of an error response, with a message for people and a code for programs.
-
-    Errors of the upstream are forwarded unchanged, so their fields may differ.
-    """
+    """The `error` object of an error response. Errors of the upstream, forwarded unchanged, may have other fields."""
 
     message: str
     type: str | None = None
@@ -287,10 +281,7 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages.
-
-    `correction` is the right answer, if a user gave it.
-    """
+    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages."""
 
     at: float
     question: str | None = None
