@@ -133,7 +133,7 @@ class WorkerProcesses:
         options: dict[str, Any] = {"env": environment, "start_new_session": True, "text": True, "stderr": DEVNULL}
         with self._lock, contextlib.suppress(OSError):  # without a Python to start, there are no workers
             while len(self._workers) < self.count:
-                self._workers.append(subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options))
+                self._workers.append(subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options))  # nosec B603
         self.is_ready = bool(self._request([first_request] * len(self._workers))) and self.count > 0
 
 
