@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from knowgate.core.options import option
-from knowgate.data.history.entries import MAX_QUESTION_CHARS
+from knowgate.data.history.entries import MAX_QUESTION_CHARS, is_too_long
 
 MAX_DECIDED_QUESTIONS = 256
 MAX_RERANKED_DOCUMENTS = 1000
@@ -27,8 +27,15 @@ def _check_not_blank(text: str) -> str:
     return text
 
 
+def _check_length(question: str) -> str:
+    """Reject a question that is too long once its characters are normalized."""
+    if is_too_long(question):
+        raise ValueError(f"the question has more than {MAX_QUESTION_CHARS:,} characters after Unicode normalization")
+    return question
+
+
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
-QuestionText = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS)]
+QuestionText = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(_check_length)]
 TextOrList = str | list[Any]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
 Patterns = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)] | Pattern

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from knowgate.core.files import sha256_text
 from knowgate.core.schema import NumberRange, read_record
-from knowgate.core.text import normalize
+from knowgate.core.text import normalize, normalize_unicode
 from knowgate.core.validation import check_encodable
 from knowgate.errors import BadInput
 
@@ -116,6 +116,13 @@ class LogEntry:
     def trust(self) -> float:
         """Trust in the label: its weight, or the default weight of its source."""
         return SOURCE_WEIGHTS[self.source] if self.weight is None else self.weight
+
+
+def is_too_long(text: str) -> bool:
+    """Return whether a text is longer than a question may be. Some characters count as up to 18 letters."""
+    if len(text) > MAX_QUESTION_CHARS or text.isascii():
+        return len(text) > MAX_QUESTION_CHARS
+    return len(normalize_unicode(text)) > MAX_QUESTION_CHARS
 
 
 def question_key(question: str) -> str:

@@ -56,7 +56,12 @@ async def decide_questions(
         decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace)
         records.append(decision_record(decision))
         await asyncio.sleep(0)  # many long questions take a while, so let other requests run
-    decision_fields = {"decisions": records} if request.questions is not None else records[0]
+    if request.questions is not None:
+        trace.decision = None  # the log and the figures have single decisions only
+        decision_fields: dict[str, Any] = {"decisions": records}
+    else:
+        trace.set_question(questions[0])
+        decision_fields = records[0]
     degraded = sorted(set(trace.degraded))
     return DecideResponse(id=trace.id, degraded=degraded, milliseconds=trace.milliseconds, **decision_fields)
 

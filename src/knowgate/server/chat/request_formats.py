@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Protocol
 from unicodedata import normalize
 
-from knowgate.data.history.entries import MAX_QUESTION_CHARS
+from knowgate.data.history.entries import MAX_QUESTION_CHARS, is_too_long
 from knowgate.models.prompts import templates
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.server.json_api import ApiError
@@ -65,7 +65,7 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
         return UngatedRequest("the user's message contains more than text")
     if not text.strip():
         return UngatedRequest("the user's message is empty")
-    if len(text) > MAX_QUESTION_CHARS:
+    if is_too_long(text):
         return UngatedRequest(f"the user's message has more than {MAX_QUESTION_CHARS:,} characters")
     conversation = []  # without system prompts, tool results and messages that contain more than text
     for message in messages[:-1]:
