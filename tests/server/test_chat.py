@@ -239,7 +239,9 @@ def test_decide_returns_decisions_without_answers(serve, stub):
 
 
 def test_a_single_decision_is_logged_with_its_question_and_a_list_is_not(serve, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options={"decisions": tmp_path / "d.db", "keep_questions": True})
+    address, _ = serve(
+        upstream=False, gate="prompt", options={"decisions": str(tmp_path / "d.db"), "keep_questions": True}
+    )
     item = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
     many = httpx.post(f"{address}/v1/decide", json={"questions": [KNOWN, UNKNOWN]}).json()
     assert httpx.get(f"{address}/v1/decisions/{item['id']}").json()["question"] == UNKNOWN
