@@ -214,8 +214,8 @@ workers = WorkerProcesses(PassageFinder(LabelOptions(), load_retriever(sys.argv[
 workers.start()
 while not workers.is_ready:
     time.sleep(0.01)
-print(*(worker.pid for worker in workers._workers), flush=True)
 try:
+    print(*(worker.pid for worker in workers._workers), flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print(all(worker.poll() is None for worker in workers._workers), flush=True)

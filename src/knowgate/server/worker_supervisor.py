@@ -16,6 +16,8 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
+from knowgate.core.files import write_text
+
 log = logging.getLogger(__name__)
 
 RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
@@ -173,7 +175,7 @@ class WorkerSupervisor(Multiprocess):
         """Tell the workers how many of them cannot start, for GET /ready."""
         if self._pauses:
             message = f"{len(self._pauses)} of {len(self.processes)} workers cannot start; the server's log says why"
-            self._problem_file.write_text(message, encoding="utf-8")
+            write_text(self._problem_file, message)
         else:
             self._problem_file.unlink(missing_ok=True)
 
