@@ -90,7 +90,7 @@ def _evaluate_with_progress(
 
 
 def _log_evaluation(evaluation: Evaluation, output: OutputOptions) -> None:
-    """Log an evaluation to the chosen trackers, and say where new answers are stored."""
+    """Log an evaluation to MLflow or Weights & Biases, and print how to repeat it without the LLM."""
     if output.mlflow:
         inform(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
     if output.wandb:

@@ -178,7 +178,7 @@ class Gate(ABC):
 
     @default_property
     def recorded_signal(self) -> str:
-        """Key of `Reading.signals` for recorded answers to the gate's own prompt. Empty means never recorded."""
+        """Name under which label runs record the gate's own signal. Empty if they record none."""
         return ""
 
     # --- output besides the score -----------------------------------------------------------------

@@ -178,10 +178,10 @@ def _drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_values(values: Mapping[str, Any], where: str) -> LogEntry:
-    """Make an entry from its fields.
+    """Make a log entry from an exported record or a row of the database.
 
     Args:
-        values: The fields by name. Those of the scope (model, prompts and tenant) are not nested. Others are ignored.
+        values: The fields by name. Unknown ones are ignored.
         where: File and line, or id of the entry, for error messages.
     """
     scope = {name: values[name] for name in ("model", "prompts", "tenant") if name in values}

@@ -82,7 +82,7 @@ class EvaluationVerdict:
 
     @property
     def level(self) -> str:
-        """Level of the recommendation, such as 'use'. Without known money savings, 'use' becomes 'saves'."""
+        """How strongly the gate is recommended, such as 'use'. A gate that saves searches but no money gets 'saves'."""
         level = self.recommendation.level
         if self.recommendation.is_positive and self.recommendation.skips_nothing:
             return "gains"
