@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from knowgate.gates.calibration.guarantee import compute_net_p_value
-from knowgate.gates.calibration.threshold_choice import NetLoss, SafetyLimits, count_net_loss
+from knowgate.gates.calibration.threshold_choice import NetLoss, SafetyLimits, count_net_losses
 
 LIMITS = SafetyLimits()
 
@@ -12,7 +12,7 @@ LIMITS = SafetyLimits()
 def test_lost_and_gained_questions_are_counted_against_the_open_book_answer():
     right = np.array([True, True, False, False])
     open_right = np.array([True, False, True, False])
-    assert count_net_loss(right, open_right) == NetLoss(lost=1, gained=1, n=4)
+    assert count_net_losses(right[None], open_right) == [NetLoss(lost=1, gained=1, n=4)]
 
 
 def test_the_upper_limit_is_close_to_that_of_the_exact_test():

@@ -94,16 +94,16 @@ def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
     return enough
 
 
-def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
-    """Count the questions lost and gained by a rule, compared with always retrieving.
+def count_net_losses(right: BoolArray, open_right: BoolArray) -> list[NetLoss]:
+    """Count the questions that each rule loses and gains, compared with always retrieving.
 
     Args:
-        right: Whether the rule answers each question right.
+        right: Whether each rule answers each question right (rules x questions).
         open_right: Whether always retrieving answers each question right.
     """
-    n_lost = int(np.count_nonzero(open_right & ~right))
-    n_gained = int(np.count_nonzero(right & ~open_right))
-    return NetLoss(n_lost, n_gained, len(right))
+    n_lost = np.count_nonzero(open_right & ~right, axis=1)
+    n_gained = np.count_nonzero(right & ~open_right, axis=1)
+    return [NetLoss(lost, gained, len(open_right)) for lost, gained in zip(n_lost.tolist(), n_gained.tolist(), strict=True)]
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:

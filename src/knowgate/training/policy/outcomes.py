@@ -14,7 +14,7 @@ from knowgate.gates.calibration.threshold_choice import (
     NEVER_RETRIEVE,
     NetLoss,
     SafetyLimits,
-    count_net_loss,
+    count_net_losses,
     list_rate_thresholds,
 )
 from knowgate.stats.metrics import BoolArray, FloatArray
@@ -266,20 +266,38 @@ class GradedQuestions:
             arbiter: Name of the arbiter; '' for none.
             threshold: Threshold of the gate.
         """
-        right = self.answer_right(gate, arbiter, threshold)
-        right_share = np.count_nonzero(right) / len(right)
-        searches = np.count_nonzero(self.gates[gate].needs > threshold) / len(right)  # as a share of the questions
+        return self._evaluate_all(gate, arbiter, [threshold])[0]
+
+    def _evaluate_all(self, gate: str, arbiter: str, thresholds: Sequence[float]) -> list[PolicyResult]:
+        """Measure accuracy and cost of a gate and an arbiter at several thresholds."""
+        n_questions = len(self.closed_right)
+        retrieved = self.gates[gate].needs > np.array(thresholds)[:, None]  # thresholds x questions
+        right = np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
+        right_shares = np.count_nonzero(right, axis=1) / n_questions
+        searches = np.count_nonzero(retrieved, axis=1) / n_questions  # as shares of the questions
         llm_calls = self._count_llm_calls(gate, arbiter, searches)
-        cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
+        costs = self.options.price_search * searches + self.options.price_llm_call * llm_calls
+        values = right_shares - costs / self.options.price_wrong
         n_models = self.gates[gate].models
         if arbiter:
             n_models += self.arbiters[arbiter].models
-        value = right_share - cost / self.options.price_wrong
-        loss = count_net_loss(right, self.open_right)
-        reference_loss = count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter))
-        return PolicyResult(
-            gate, arbiter, threshold, searches, right_share, llm_calls, loss, reference_loss, value, n_models
-        )
+        losses = count_net_losses(right, self.open_right)
+        reference_losses = count_net_losses(right, self._answer_retrieved_right(self.reference_arbiter))
+        return [
+            PolicyResult(
+                gate=gate,
+                arbiter=arbiter,
+                threshold=threshold,
+                searches=float(searches[i]),
+                right=float(right_shares[i]),
+                llm_calls=float(llm_calls[i]),
+                loss=losses[i],
+                reference_loss=reference_losses[i],
+                value=float(values[i]),
+                models=n_models,
+            )
+            for i, threshold in enumerate(thresholds)
+        ]
 
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
         """Evaluate a policy that always or never retrieves."""
@@ -288,7 +306,7 @@ class GradedQuestions:
     def evaluate_thresholds(self, gate: str, arbiter: str) -> list[PolicyResult]:
         """Evaluate a gate and an arbiter at thresholds for fixed retrieval rates."""
         thresholds = list_rate_thresholds(self.gates[gate].needs)
-        return [self.evaluate(gate, arbiter, threshold) for threshold in thresholds]
+        return self._evaluate_all(gate, arbiter, thresholds) if thresholds else []
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
         """Return the gain of one policy over another per question, and its standard error."""
