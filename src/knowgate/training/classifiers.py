@@ -110,10 +110,17 @@ def fit_linear(features: Vector, needed: BoolArray, strength: float = 1.0) -> Te
 def fit_logistic(features: NDArray[Any], classes: NDArray[Any], **settings: Any) -> Any:
     """Fit scikit-learn's LogisticRegression on one thread, which is faster on little data."""
     from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1):
+    with _get_threadpools().limit(limits=1):
         return LogisticRegression(**{"max_iter": 500, **settings}).fit(features, classes)
+
+
+@functools.cache
+def _get_threadpools() -> Any:
+    """Return the control of the thread pools of numeric libraries. Finding them takes as long as a small fit."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def tune_linear(train: LabeledFeatures, dev: LabeledFeatures) -> LinearFit:
