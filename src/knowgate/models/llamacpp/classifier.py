@@ -27,6 +27,7 @@ SERVER_SETTINGS = {
     "verbosity": LOG_QUIET,
     "warmup": False,
     "endpoint_slots": False,
+    "hostnames": ["127.0.0.1"],
 }
 # Fields of a request for the probabilities of the two most probable tokens.
 PAIR_REQUEST = {
@@ -74,10 +75,8 @@ class LlamaCppClassifier:
         params = CommonParams()
         params.model.path = str(self.file)
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or count_usable_cores()
-        # The server also listens on a port, so it gets a key that nobody knows.
-        params.hostnames = ["127.0.0.1"]
-        params.api_keys = [secrets.token_hex(16)]
-        for name, value in SERVER_SETTINGS.items():
+        secret_key = secrets.token_hex(16)  # needed because the server also listens on a port
+        for name, value in {**SERVER_SETTINGS, "api_keys": [secret_key]}.items():
             setattr(params, name, value)
         try:
             return Server(params)
@@ -114,7 +113,8 @@ class LlamaCppClassifier:
         try:
             top = response["choices"][0]["logprobs"]["content"][0]["top_probs"]
             probabilities = {entry["id"]: float(entry["prob"]) for entry in top}
-            return probabilities[pair[0]] / (probabilities[pair[0]] + probabilities[pair[1]])
+            first, second = [probabilities[token] for token in pair]
+            return first / (first + second)
         except (KeyError, IndexError, TypeError, ZeroDivisionError):
             response_text = json.dumps(response)[:200]
             raise ModelError(
