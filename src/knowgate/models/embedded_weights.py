@@ -195,9 +195,14 @@ def _download(spec: WeightsSpec, target: Path) -> None:
                 ) from None
             _check_download(folder / spec.checked, spec)
             if spec.unpickled:
-                convert_pickle(folder / spec.checked, folder / spec.unpickled)
-                digest = sha256_file(folder / spec.unpickled)
-                (folder / DIGEST_FILE).write_text(digest, encoding="ascii", newline="")
+                _replace_pickle(folder, spec)
+
+
+def _replace_pickle(folder: Path, spec: WeightsSpec) -> None:
+    """Replace a pickle in a folder by a safetensors file, and store its checksum in another file."""
+    convert_pickle(folder / spec.checked, folder / spec.unpickled)
+    digest = sha256_file(folder / spec.unpickled)
+    (folder / DIGEST_FILE).write_text(digest, encoding="ascii", newline="")
 
 
 def _download_archive(spec: WeightsSpec, scratch: Path) -> Path:

@@ -34,7 +34,13 @@ SUPPORTED_BITS = (4, 8)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A transformers model with its tokenizer and device."""
+    """A transformers model in memory.
+
+    Args:
+        model: The transformers model.
+        tokenizer: Its transformers tokenizer.
+        device: The device that the model runs on.
+    """
 
     model: Any
     tokenizer: Any

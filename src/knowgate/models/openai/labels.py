@@ -32,7 +32,7 @@ import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.models.openai import responses
-from knowgate.models.openai.client import StatusError
+from knowgate.models.openai.client import StatusError, ignore_refusals
 from knowgate.models.openai.server import NEUTRAL_SAMPLING, WIDE_TOP_TOKENS, ModelEndpoint
 from knowgate.models.tokenization import LabelPromptTokens, encode_labels, join_label_parts
 from knowgate.types import LabelPrompt, Prompt, Vector
@@ -133,14 +133,10 @@ class ServerLabelReader:
             "return_tokens_as_token_ids": True,
             "logprob_token_ids": ids,
         }
-        try:
-            response = self._endpoint.complete_prompt(prompt, fields)
-        except StatusError as error:
-            # The server does not support `logprob_token_ids`. It answers 500 if it also extracts hidden states.
-            if error.status not in (400, 422, 500):
-                raise
-            return {}
-        tokens = responses.parse_token_logprobs(response)
+        tokens = None
+        # A server without `logprob_token_ids` refuses it. It answers 500 if it also extracts hidden states.
+        with ignore_refusals(400, 422, 500):
+            tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         return {_parse_token_id(text): value for text, value in tokens[0].top} if tokens else {}
 
     def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
@@ -171,11 +167,8 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
     logprob_fields = {"logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
     fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, **logprob_fields}
     if endpoint.lists_requested_tokens:
-        try:
+        with ignore_refusals(400, 422):
             return endpoint.complete_ids(tokens.ids, {**fields, "logprob_token_ids": list(label_ids)})
-        except StatusError as error:
-            if error.status not in (400, 422):
-                raise
     return endpoint.complete_ids(tokens.ids, fields)
 
 

@@ -147,9 +147,7 @@ def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
     question_terms = _find_terms(question)
     weights = _weigh_terms(sentences)
     mean_length = sum(sentence.length for sentence in sentences) / max(1, len(sentences))
-    passage_terms: dict[int, set[str]] = {}
-    for sentence in sentences:
-        passage_terms.setdefault(sentence.passage, set()).update(sentence.terms)
+    passage_terms = _collect_passage_terms(sentences)
     # Patterns of what the question asks for: a number, a name, both or neither.
     wanted = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
     scores = []
@@ -161,6 +159,14 @@ def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
         n_wanted = sum(pattern.search(sentence.text) is not None for pattern in wanted)
         scores.append(bm25 + _PASSAGE_SHARE * context + _TYPE_BONUS * n_wanted - _RANK_PENALTY * sentence.passage)
     return scores
+
+
+def _collect_passage_terms(sentences: Sequence[_Sentence]) -> dict[int, set[str]]:
+    """Return the terms of all sentences of each passage, by the number of the passage."""
+    terms: dict[int, set[str]] = {}
+    for sentence in sentences:
+        terms.setdefault(sentence.passage, set()).update(sentence.terms)
+    return terms
 
 
 def _weigh_terms(sentences: Sequence[_Sentence]) -> dict[str, float]:
