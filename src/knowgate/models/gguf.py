@@ -161,11 +161,7 @@ def write_gguf(
         import gguf
     check_exportable(model.config)
     writer = gguf.GGUFWriter(file, model.config.model_type)
-    writer.add_type("model")
-    writer.add_name(file.stem)
-    _add_sizes(writer, model.config)
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{number_format.upper()}"])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _add_description(writer, file.stem, model.config, number_format)
     if tokenizer_source is None:
         write_tokenizer(writer, tokenizer, model.config.vocab_size)
     else:
@@ -175,6 +171,17 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_description(writer: Any, name: str, config: Any, number_format: GgufFormat) -> None:
+    """Add the name, the dimensions and the number format of the model to the header of the GGUF file."""
+    import gguf
+
+    writer.add_type("model")
+    writer.add_name(name)
+    _add_sizes(writer, config)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{number_format.upper()}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
 def _add_sizes(writer: Any, config: Any) -> None:

@@ -377,7 +377,7 @@ def compute_shared_attention(
     cache = _active_cache.get()
     layer = cache.layers[module.layer_idx]
     prompts, heads, answers, answer_tokens, _ = key.shape
-    groups = query.shape[1] // heads
+    groups = query.shape[1] // heads  # number of query heads that share a key head
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # All matrix products below are batched: one matrix per key head of each prompt, or per key head of each answer.
     by_prompt = (prompts * heads, answers * groups, -1)

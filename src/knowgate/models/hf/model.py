@@ -246,7 +246,7 @@ class HFModel(LocalModel, LocalBackend):
         return lambda: DraftsAndSamples(drafts, [], unfinished)
 
     def _can_share_drafts(self, batch: DecodingBatch, request: SignalRequest) -> bool:
-        """Return whether to generate drafts in the shared cache.
+        """Return whether to generate the drafts with `SharedGeneration`, which is faster for several answers.
 
         Such drafts cannot be continued later.
         """

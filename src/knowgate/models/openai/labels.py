@@ -174,9 +174,9 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
-    """Return each label's log-probability at each position of the prompt.
+    """Return each label's log-probability at each position of the prompt (positions x labels).
 
-    The labels after a position are in the next token's entry.
+    vLLM lists what may follow a token in the entry of the next token.
     """
     choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
@@ -197,7 +197,7 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
     """Return the log-probability of each label at one position.
 
-    Unlisted labels get that of the last of the `top` tokens.
+    An unlisted label gets an upper bound: the log-probability of the last of the `top` most probable tokens.
 
     Args:
         listed: Token id -> log-probability. Besides the most probable tokens, it has the token that the prompt has at
@@ -238,9 +238,9 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
-    """Return each label's log-probability at each position of the prompt.
+    """Return each label's log-probability at each position of the prompt (positions x labels).
 
-    The labels after a position are in the next token's entry.
+    SGLang lists what may follow a token in the entry of the next token.
     """
     meta = response["meta_info"]
     first_position = tokens.positions[0]

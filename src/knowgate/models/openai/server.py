@@ -101,8 +101,8 @@ class ModelEndpoint:
         Some servers ignore a parameter silently, so the response is checked.
         """
         fields = dict(PROBE_FIELDS)
-        for values in PROBED_PARAMETERS.values():
-            fields |= values[0]
+        for best_values, *_ in PROBED_PARAMETERS.values():
+            fields |= best_values
         response = self._try_fields(fields)
         if response is None:
             fields, response = self._probe_one_by_one()

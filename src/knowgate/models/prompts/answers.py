@@ -343,13 +343,16 @@ def build_fitting_prompts(
     passages: Sequence[Sequence[Passage]],
     max_tokens: int,
 ) -> list[OpenPrompt]:
-    """Build the open-book prompts, with as many passages as fit the context window."""
+    """Build the open-book prompt of each question, with as many passages as fit the context window.
+
+    At first, all passages are tried in one call for all questions.
+    """
     full_prompts = [prompts.open(question, retrieved) for question, retrieved in zip(questions, passages, strict=True)]
     fitting = []
     for index, fits in enumerate(model.fits(full_prompts, max_tokens)):
-        if fits:
-            fitting.append(OpenPrompt(full_prompts[index], tuple(passages[index])))
-        else:
-            kept = fit_passages(model, prompts, questions[index], passages[index], max_tokens)
-            fitting.append(OpenPrompt(prompts.open(questions[index], kept), kept))
+        prompt, kept = full_prompts[index], tuple(passages[index])
+        if not fits:
+            kept = fit_passages(model, prompts, questions[index], kept, max_tokens)
+            prompt = prompts.open(questions[index], kept)
+        fitting.append(OpenPrompt(prompt, kept))
     return fitting
