@@ -26,7 +26,15 @@ MAX_CONCURRENT_REQUESTS = 8
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A user message to send to an LLM, and the settings for its answer."""
+    """A user message to send to an LLM, and the settings for its answer.
+
+    Args:
+        text: The message.
+        max_tokens: Maximum number of tokens of the answer.
+        temperature: 0 for the greedy answer, above 0 for a random one.
+        top_p: Draw only from the most probable tokens, which have this probability together.
+        seed: Seed for a random answer; None for none.
+    """
 
     text: str
     max_tokens: int
@@ -137,10 +145,10 @@ class ChatModel(SinglePromptBackend):
         check_sampling(sampling)
         if sampling.top_k:
             raise UnsupportedSignal(f"{self.name} is a chat interface and does not support `top_k`. Leave `top_k` out.")
+        seeds = [None] * n if seed is None else range(seed, seed + n)
         requests: list[ChatRequest] = []
         for prompt in prompts:
             request = ChatRequest(_get_user_message(prompt), max_tokens, sampling.temperature, sampling.top_p)
-            seeds = [None] * n if seed is None else range(seed, seed + n)
             requests += [replace(request, seed=own_seed) for own_seed in seeds]
         with wrap_errors(self.name):
             completions = self._map(self._complete, requests)

@@ -209,21 +209,21 @@ class LocalBackend(GeneratingBackend):
         chat = [prompt for prompt in prompts if self._is_chat(prompt)]
         if any(len(prompt.parts) > 1 or prompt.prefix for prompt in chat):
             raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
-        prefix_ids = self._tokenize_prefixes(prompts)
-        part_ids = self._tokenize_parts(prompts)
+        prefixes = self._tokenize_prefixes(prompts)
+        all_parts = self._tokenize_parts(prompts)
         encoded = []
-        for prompt in prompts:
-            parts = [next(part_ids) for _ in prompt.parts]
-            tokens = tokenization.join_label_parts(prefix_ids[prompt], parts, label_ids)
+        for prompt, prefix in zip(prompts, prefixes, strict=True):
+            parts = [next(all_parts) for _ in prompt.parts]
+            tokens = tokenization.join_label_parts(prefix, parts, label_ids)
             self.check_length(len(tokens.ids), max_tokens=1)
             encoded.append(tokens)
         return encoded
 
-    def _tokenize_prefixes(self, prompts: Sequence[LabelPrompt]) -> dict[LabelPrompt, list[int]]:
+    def _tokenize_prefixes(self, prompts: Sequence[LabelPrompt]) -> list[list[int]]:
         """Tokenize the prefix of each label prompt. Chat prompts have none."""
-        prefixes = list({prompt.prefix for prompt in prompts})  # distinct, because many prompts share a prefix
-        ids = dict(zip(prefixes, self.tokenize_all(prefixes, special=True), strict=True))
-        return {prompt: [] if self._is_chat(prompt) else ids[prompt.prefix] for prompt in prompts}
+        distinct = list({prompt.prefix for prompt in prompts})  # many prompts share a prefix
+        ids = dict(zip(distinct, self.tokenize_all(distinct, special=True), strict=True))
+        return [[] if self._is_chat(prompt) else ids[prompt.prefix] for prompt in prompts]
 
     def _tokenize_parts(self, prompts: Sequence[LabelPrompt]) -> Iterator[list[int]]:
         """Tokenize the parts of all label prompts in one call, and return their token ids one by one."""

@@ -187,6 +187,7 @@ def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
     if k > n_segments:
         return np.flatnonzero(scores > 0)
     maxima = scores[: n_segments * SEGMENT_ROWS].reshape(n_segments, SEGMENT_ROWS).max(axis=1)
+    # The k-th highest maximum of a segment. At least k rows have this score or a higher one.
     threshold = np.partition(maxima, n_segments - k)[n_segments - k]
     if threshold <= 0:
         return np.flatnonzero(scores > 0)

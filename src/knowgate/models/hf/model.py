@@ -7,7 +7,7 @@ generated rows into readings.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -158,11 +158,7 @@ class HFModel(LocalModel, LocalBackend):
         return lambda: self._make_readings(collect_answers(), source, prompt_states, request)
 
     def _make_readings(
-        self,
-        answered: DraftsAndSamples,
-        batch: DecodingBatch | None,
-        states: Mapping[int, Vector],
-        request: SignalRequest,
+        self, answered: DraftsAndSamples, batch: DecodingBatch | None, states: dict[int, Vector], request: SignalRequest
     ) -> list[Reading]:
         """Make a reading, the record of all requested signals, for each prompt of a batch.
 

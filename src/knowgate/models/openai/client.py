@@ -148,7 +148,7 @@ class ApiClient:
     def _iter_bytes(self, url: str, response: httpx.Response) -> Iterator[bytes]:
         """Yield the body of a streamed response piece by piece.
 
-        Time limits count only the server's time.
+        Time limits count only the time of the server, not that of the caller between two pieces.
 
         Args:
             url: Address of the server, for error messages.
