@@ -93,18 +93,23 @@ class ServerLabelReader:
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
         """
-        labels_by_token: dict[int, str] = {}
         try:
-            for label in (label.strip() for label in labels):
-                for spelling in (label, f" {label}"):
-                    ids = self._tokenize(spelling, False)
-                    if len(ids) == 1:
-                        labels_by_token[ids[0]] = label
+            labels_by_token = self._find_label_tokens(labels)
         except ModelError:  # a gateway hides the tokenizer
             return []
         request = self._request_first_sglang if self._endpoint.server == "sglang" else self._request_first_vllm
         logprobs = request(prompt, list(labels_by_token))
         return [(labels_by_token[token], value) for token, value in logprobs.items() if token in labels_by_token]
+
+    def _find_label_tokens(self, labels: Sequence[str]) -> dict[int, str]:
+        """Return the label of each token that spells a whole label, with or without a space before it."""
+        labels_by_token: dict[int, str] = {}
+        for label in (label.strip() for label in labels):
+            for spelling in (label, f" {label}"):
+                ids = self._tokenize(spelling, False)
+                if len(ids) == 1:
+                    labels_by_token[ids[0]] = label
+        return labels_by_token
 
     def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
         """Return the log-probability of each token as the first answer token, from SGLang.

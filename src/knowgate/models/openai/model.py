@@ -281,14 +281,9 @@ class OpenAIModel(SinglePromptBackend):
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
         if self._endpoint.capabilities.n:
             return self._map(lambda prompt: self._draw_samples(prompt, fields, n, seed), prompts)
-
-        def draw_one(number: int) -> Completion:
-            """Draw one sample; `number` counts the samples of all prompts, prompt by prompt."""
-            prompt_index, sample_index = divmod(number, n)
-            own_seed = None if seed is None else seed + sample_index
-            return self._draw_samples(prompts[prompt_index], fields, 1, own_seed)[0]
-
-        samples = self._map(draw_one, range(n * len(prompts)))
+        seeds = [None] * n if seed is None else range(seed, seed + n)
+        pairs = [(prompt, own_seed) for prompt in prompts for own_seed in seeds]  # one request for each sample
+        samples = self._map(lambda pair: self._draw_samples(pair[0], fields, 1, pair[1])[0], pairs)
         return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _draw_samples(self, prompt: Prompt, fields: dict[str, Any], n: int, seed: int | None) -> list[Completion]:
