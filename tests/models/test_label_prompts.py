@@ -25,6 +25,9 @@ class Letters:
         return [self.tokenize(text, special=special) for text in texts]
 
     encode_label_prompts = LocalBackend.encode_label_prompts
+    _is_chat = LocalBackend._is_chat
+    _tokenize_prefixes = LocalBackend._tokenize_prefixes
+    _tokenize_parts = LocalBackend._tokenize_parts
 
     def render(self, text):
         return f"({text})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from knowgate.core.files import sha256_text
@@ -26,7 +26,15 @@ MAX_CONCURRENT_REQUESTS = 8
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A user message to send to an LLM, and the settings for its answer."""
+    """A user message to send to an LLM, and the settings for its answer.
+
+    Args:
+        text: The message.
+        max_tokens: Maximum number of tokens of the answer.
+        temperature: 0 for the greedy answer, above 0 for a random one.
+        top_p: Draw only from the most probable tokens, which have this probability together.
+        seed: Seed for a random answer; None for none.
+    """
 
     text: str
     max_tokens: int
@@ -137,14 +145,11 @@ class ChatModel(SinglePromptBackend):
         check_sampling(sampling)
         if sampling.top_k:
             raise UnsupportedSignal(f"{self.name} is a chat interface and does not support `top_k`. Leave `top_k` out.")
-        seeds = [None if seed is None else seed + index for index in range(n)]
+        seeds = [None] * n if seed is None else range(seed, seed + n)
         requests: list[ChatRequest] = []
         for prompt in prompts:
-            text = _get_user_message(prompt)
-            requests += [
-                ChatRequest(text, max_tokens, sampling.temperature, sampling.top_p, sample_seed)
-                for sample_seed in seeds
-            ]
+            request = ChatRequest(_get_user_message(prompt), max_tokens, sampling.temperature, sampling.top_p)
+            requests += [replace(request, seed=own_seed) for own_seed in seeds]
         with wrap_errors(self.name):
             completions = self._map(self._complete, requests)
         # The completions of all prompts are in one list, n for each prompt.

@@ -58,11 +58,11 @@ def push_artifact(folder: str | Path, target: str, *, public: bool = False, ques
         _copy(source, out, manifest, excluded=excluded)
         return str(out)
     name = _parse_repository(target)
+    message = f"knowgate {manifest.removesuffix('.json')}"
     hub = _import_hub()
     with wrap_errors("the Hugging Face hub"):
         api = hub.HfApi()
         api.create_repo(name, private=not public, exist_ok=True)
-        message = f"knowgate {manifest.removesuffix('.json')}"
         api.upload_folder(repo_id=name, folder_path=source, commit_message=message, ignore_patterns=excluded)
     return f"{HUB_PREFIX}{name}"
 

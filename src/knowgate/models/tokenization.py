@@ -42,6 +42,11 @@ class LabelPromptTokens:
     positions: list[int]
     prefix: int = 0
 
+    @property
+    def columns(self) -> list[int]:
+        """The label positions counted from the end, as in a batch with padding on the left."""
+        return [position - len(self.ids) for position in self.positions]
+
 
 def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str]) -> list[int]:
     """Return the first token of each label, such as 'true' or 'false'.

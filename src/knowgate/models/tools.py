@@ -47,7 +47,7 @@ def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: 
 def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
     """Return the first token of a model's tool calls, such as '<tool_call>'.
 
-    It is found by rendering the chat template twice.
+    The chat template is rendered without and with a call. The call begins where the two texts differ.
 
     Raises:
         UnsupportedSignal: The chat template does not show how a call begins.

@@ -16,7 +16,7 @@ import numpy as np
 
 from knowgate.errors import UnsupportedSignal, require_extra
 from knowgate.models.backend import check_resume_handle, check_sampling
-from knowgate.models.local_backend import GeneratedAnswer, LocalBackend, TokenStep
+from knowgate.models.local_backend import GeneratedAnswer, LocalBackend, TokenStep, get_max_tokens
 from knowgate.models.openai.responses import TokenLogprobs
 from knowgate.models.tokenization import LabelPromptTokens, split_positions
 from knowgate.types import Completion, Prompt, Reading, Signal, SignalRequest, Vector
@@ -102,21 +102,19 @@ class VllmModel(LocalBackend):
         """
         if request.layers or request.sample_layer is not None:
             raise UnsupportedSignal(f"{self.name} returns no hidden states. Use an hf: model, or another gate.")
-        max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         with self.lock:
-            ids = self._encode(prompts, max_tokens)
+            ids = self._encode(prompts, get_max_tokens(request))
             top = ENTROPY_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
             limits = [request.draft_tokens] * len(ids)
             drafts = self._decode_greedily(ids, limits, top) if request.draft_tokens else []
             samples = self._draw_samples(ids, request) if request.samples else [[] for _ in ids]
-        return [
-            Reading(
-                draft=self._make_completion(drafts[i], with_tokens=True) if drafts else None,
-                samples=tuple(self._make_completion(sample) for sample in samples[i]),
-                resume=VllmResumeHandle(ids[i], drafts[i]) if drafts and request.resumable else None,
-            )
-            for i in range(len(ids))
-        ]
+        readings = []
+        for i, drawn in enumerate(samples):
+            draft = self._make_completion(drafts[i], with_tokens=True) if drafts else None
+            handle = VllmResumeHandle(ids[i], drafts[i]) if drafts and request.resumable else None
+            completions = tuple(self._make_completion(sample) for sample in drawn)
+            readings.append(Reading(draft, samples=completions, resume=handle))
+        return readings
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
         """Return the log-probabilities of the labels at each position (positions x labels).

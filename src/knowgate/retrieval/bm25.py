@@ -92,10 +92,7 @@ class Postings:
 
         The result is a sparse matrix in the CSC format of bm25s.
         """
-        n_terms = len(self.vocabulary)
-        frequencies = np.zeros(n_terms, dtype=np.int64)  # how many passages contain each term
-        for block in self._read_blocks():
-            frequencies += np.bincount(block.terms, minlength=n_terms)
+        frequencies = self._count_passages()
         # The scores of term t fill the slots offsets[t] to offsets[t + 1] - 1 of the output arrays.
         offsets = np.concatenate([[0], np.cumsum(frequencies)])
         next_slots = offsets[:-1].copy()  # the next free slot of each term
@@ -109,6 +106,13 @@ class Postings:
             data[slots] = idf[block.terms] * (counts / (norms[block.passages] + counts))
             rows[slots] = block.passages
         return {"data": data, "indices": rows, "indptr": offsets, "num_docs": len(self.lengths)}
+
+    def _count_passages(self) -> NDArray[np.int64]:
+        """Count how many passages contain each term."""
+        counts = np.zeros(len(self.vocabulary), dtype=np.int64)
+        for block in self._read_blocks():
+            counts += np.bincount(block.terms, minlength=len(counts))
+        return counts
 
     def _read_blocks(self) -> Iterator[PostingsBlock]:
         for path in self._blocks:
@@ -183,6 +187,7 @@ def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
     if k > n_segments:
         return np.flatnonzero(scores > 0)
     maxima = scores[: n_segments * SEGMENT_ROWS].reshape(n_segments, SEGMENT_ROWS).max(axis=1)
+    # The k-th highest maximum of a segment. At least k rows have this score or a higher one.
     threshold = np.partition(maxima, n_segments - k)[n_segments - k]
     if threshold <= 0:
         return np.flatnonzero(scores > 0)

@@ -87,14 +87,13 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
             pieces.append(piece)
             continue
         # The piece does not fit: finish the current passage and start the next one with the piece.
-        finished = "".join(pieces)
-        heading = ""
+        finished, heading = "".join(pieces), ""
         if level < len(_SEPARATORS) - 1:  # at the last level, the pieces are words, which are no headings
             finished, heading = _split_trailing_heading(finished)
-        parts = _pack(heading + piece, level + 1, limit)
-        passages += [finished, *parts[:-1]]
-        pieces = [parts[-1]]  # more pieces may still fit behind the last part
-        size = _count_units(parts[-1])
+        *complete, last = _pack(heading + piece, level + 1, limit)
+        passages += [finished, *complete]
+        pieces = [last]  # more pieces may still fit behind it
+        size = _count_units(last)
     return [*passages, "".join(pieces)]
 
 

@@ -158,13 +158,13 @@ def write_vectors(
         embedder: The model that embeds new and changed passages.
         progress: Called after each batch with the stage `embed`, the number of embedded passages and their total.
     """
+    vectors: Vector | None = None  # created when the width of a vector is known
     if previous_vectors is None:
         previous_rows = np.full(len(passages), NO_ROW)
-    new_rows = np.flatnonzero(previous_rows == NO_ROW)
-    vectors: Vector | None = None  # created when the width of a vector is known
-    if previous_vectors is not None and len(new_rows) < len(passages):
+    elif (previous_rows != NO_ROW).any():
         vectors = _create_memmap(path, len(passages), previous_vectors.shape[1])
         _copy_rows(vectors, previous_rows, previous_vectors)
+    new_rows = np.flatnonzero(previous_rows == NO_ROW)
     for start in range(0, len(new_rows), _EMBEDDED_AT_ONCE):
         rows = new_rows[start : start + _EMBEDDED_AT_ONCE]
         embedded = _embed_passages([passages[int(row)] for row in rows], embedder)

@@ -121,12 +121,11 @@ def _find_in_folder(folder: Path) -> Corpus:
 
 
 def _add_files(corpus: Corpus, folder: Path) -> list[Path]:
-    """Add the files of a folder to the corpus, and return its subfolders."""
+    """Add the files of a folder to the corpus, and return its subfolders. Hidden ones are left out."""
     subfolders = []
     try:
-        for path in folder.iterdir():
-            if path.name.startswith("."):
-                continue
+        visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+        for path in visible:
             if path.is_dir() and not path.is_symlink():
                 subfolders.append(path)
             else:

@@ -170,8 +170,12 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         device: The device that the model runs on.
         shared: Whether all answers to a prompt share its keys and values, so that no memory is needed for copies.
     """
-    if device.type != "cuda":
-        return replace(CPU_LIMITS, row_tokens=None) if shared else CPU_LIMITS
+    limits = _compute_gpu_limits(model, device) if device.type == "cuda" else CPU_LIMITS
+    return replace(limits, row_tokens=None) if shared else limits
+
+
+def _compute_gpu_limits(model: Any, device: torch.device) -> BatchLimits:
+    """Return the maximum batch sizes for a part of the free GPU memory."""
     planned_bytes = PLANNED_SHARE * read_gpu_memory(device).free
     cost = estimate_memory_cost(model)
 
@@ -184,7 +188,7 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         prompts=CUDA_LIMITS.prompts,
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
-        row_tokens=None if shared else cached_tokens,
+        row_tokens=cached_tokens,
         cached_tokens=cached_tokens,
     )
 

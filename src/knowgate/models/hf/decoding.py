@@ -143,12 +143,13 @@ def prefill(
     """
     n_cached, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
     inputs = make_inputs(ids, n_cached, cache, pad_id, device)
+    mask = inputs["attention_mask"]
     if states_only and layers and max(layers) < len(model.base_model.layers):
         partial, hidden = run_lower_layers(model, layers, inputs)
-        return DecodingBatch(model, cache, inputs["attention_mask"], None, hidden, partial=partial)
+        return DecodingBatch(model, cache, mask, logits=None, hidden=hidden, partial=partial)
     output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
     hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
-    return DecodingBatch(model, cache, inputs["attention_mask"], output.logits[:, -1], hidden)
+    return DecodingBatch(model, cache, mask, logits=output.logits[:, -1], hidden=hidden)
 
 
 def decode_greedily(
@@ -184,25 +185,32 @@ def iter_greedy_steps(
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
     """
     active = answers  # the answers that are still in the batch, one per row; all have the same length
+    _store_states(batch, active, layers)
     while active and len(active[0].tokens) < max_tokens:
-        steps = pick_greedy_steps(batch.compute_logits(layers))
-        _store_states(batch, active, layers)
+        steps = pick_greedy_steps(batch.compute_logits())
         for answer, step in zip(active, steps, strict=True):
-            if step.token in stop_ids:
-                answer.finished = True
-            else:
+            if step.token not in stop_ids:
                 answer.steps.append(step)
-                answer.tokens.append(step.token)
-        batch.append(torch.tensor([step.token for step in steps], device=batch.mask.device))
+        _append_tokens(batch, active, [step.token for step in steps], stop_ids)
         active = _drop_finished(batch, active)
+        _read_new_tokens(batch, active, layers)
         yield
-    _store_last_states(batch, active, layers)
+
+
+def _append_tokens(batch: DecodingBatch, answers: Answers, tokens: list[int], stop_ids: frozenset[int]) -> None:
+    """Append the next token of each row to its answer, or mark the answer as finished if it is a stop token."""
+    for answer, token in zip(answers, tokens, strict=True):
+        if token in stop_ids:
+            answer.finished = True
+        else:
+            answer.tokens.append(token)
+    batch.append(torch.tensor(tokens, device=batch.mask.device))
 
 
 def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
     """Store the hidden states at the newest token in each answer.
 
-    Earlier states are replaced.
+    Earlier states are replaced. At first, they are the states at the end of the prompt.
 
     Args:
         batch: The batch, after a forward pass over the newest token of each row.
@@ -214,13 +222,13 @@ def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int])
             answer.states = {layer: batch.hidden[layer][row] for layer in layers}
 
 
-def _store_last_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
-    """Store the hidden states at the last tokens of answers.
+def _read_new_tokens(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
+    """Let the model read the new token of each answer, and store the hidden states at it.
 
-    The model must first read these tokens.
+    Without `layers`, nothing is done. The tokens are then read when the next logits are needed.
     """
     if layers and answers:
-        batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
+        batch.compute_logits(layers)  # sets `batch.hidden`
         _store_states(batch, answers, layers)
 
 
@@ -281,25 +289,17 @@ def sample_rows(
     """
     answers = [GeneratedAnswer() for _ in range(len(batch))]
     active = answers  # the answers that are still in the batch, one per row
+    _store_states(batch, active, layers)
     for position in range(uniforms.shape[1]):
-        batch.compute_logits(layers)  # the model reads the newest tokens
-        _store_states(batch, active, layers)
-        active = _drop_finished(batch, active)  # with `past_end`, the model has read their stop tokens now
-        if not active:
-            break
         is_unfinished = [not answer.finished for answer in answers]
         tokens = draw_tokens(batch.compute_logits(), uniforms[is_unfinished, position], sampling)
-        for answer, token in zip(active, tokens, strict=True):
-            if token in stop_ids:
-                answer.finished = True
-            else:
-                answer.tokens.append(token)
-        batch.append(torch.tensor(tokens, device=batch.mask.device))
+        _append_tokens(batch, active, tokens, stop_ids)
         if not past_end:
             active = _drop_finished(batch, active)
-            if not active:
-                break
-    _store_last_states(batch, active, layers)
+        _read_new_tokens(batch, active, layers)
+        active = _drop_finished(batch, active)
+        if not active:
+            break
     return answers
 
 

@@ -64,15 +64,20 @@ class PrefixCache:
             prefix = shared[:n_reusable]
         if not prefix:
             return 0, DynamicCache()
+        # `expand` repeats the prefix for every prompt without copying memory.
+        shape = (len(ids), -1, -1, -1)
+        layers = self._get_layers(model, prefix, device)
+        expanded = [(keys.expand(shape), values.expand(shape)) for keys, values in layers]
+        return len(prefix), DynamicCache(expanded)
+
+    def _get_layers(self, model: Any, prefix: tuple[int, ...], device: torch.device) -> LayerCaches:
+        """Return the keys and values of a prefix, computing them if they are not cached."""
         if prefix not in self.entries:
             self.entries[prefix] = _compute_prefix(model, prefix, device)
         self.entries.move_to_end(prefix)
-        while len(self.entries) > PREFIX_CACHE_SIZE:
-            self.entries.popitem(last=False)
-        # `expand` repeats the prefix for every prompt without copying memory.
-        shape = (len(ids), -1, -1, -1)
-        expanded = [(keys.expand(shape), values.expand(shape)) for keys, values in self.entries[prefix]]
-        return len(prefix), DynamicCache(expanded)
+        if len(self.entries) > PREFIX_CACHE_SIZE:
+            self.entries.popitem(last=False)  # the one that was not used for the longest time
+        return self.entries[prefix]
 
     def _choose_prefix(self, shared: tuple[int, ...], n_prompts: int) -> tuple[int, ...]:
         """Choose the prefix to reuse or compute for the prompts.
@@ -153,7 +158,7 @@ def run_lower_layers(
 ) -> tuple[PartialPass, dict[int, torch.Tensor]]:
     """Run a forward pass up to the highest of the given layers.
 
-    A hook stores the inputs and stops the pass.
+    A hook before each layer stores the input of the layer. The last hook stops the pass.
 
     Args:
         model: The transformers model.
@@ -173,17 +178,15 @@ def run_lower_layers(
             arguments = {key: value for key, value in kwargs.items() if key != "hidden_states"}
             raise _StopForward(PartialPass(layer, states, arguments))
 
-    hooks = []
-    for layer in layers:
-        module = model.base_model.layers[layer]
-        hooks.append(module.register_forward_pre_hook(functools.partial(store_input, layer), with_kwargs=True))
-    try:
-        model.base_model(**inputs)
-    except _StopForward as stop:
-        return stop.args[0], hidden
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            module = model.base_model.layers[layer]
+            hook = module.register_forward_pre_hook(functools.partial(store_input, layer), with_kwargs=True)
+            hooks.enter_context(hook)  # removed at the end of the block
+        try:
+            model.base_model(**inputs)
+        except _StopForward as stop:
+            return stop.args[0], hidden
     raise RuntimeError(f"the forward pass did not reach layer {max(layers)}")
 
 
@@ -374,7 +377,7 @@ def compute_shared_attention(
     cache = _active_cache.get()
     layer = cache.layers[module.layer_idx]
     prompts, heads, answers, answer_tokens, _ = key.shape
-    groups = query.shape[1] // heads
+    groups = query.shape[1] // heads  # number of query heads that share a key head
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # All matrix products below are batched: one matrix per key head of each prompt, or per key head of each answer.
     by_prompt = (prompts * heads, answers * groups, -1)

@@ -34,7 +34,13 @@ SUPPORTED_BITS = (4, 8)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A transformers model with its tokenizer and device."""
+    """A transformers model in memory.
+
+    Args:
+        model: The transformers model.
+        tokenizer: Its transformers tokenizer.
+        device: The device that the model runs on.
+    """
 
     model: Any
     tokenizer: Any
@@ -56,21 +62,26 @@ def load_transformers(name_or_dir: str, bits: int = 0) -> LoadedModel:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = choose_dtype(device)
     local_only = _is_local_only(name_or_dir)
-    if device.type == "cuda":
-        # cuDNN attention plans every new sequence length on the host, which costs a millisecond per decoding step.
-        torch.backends.cuda.enable_cudnn_sdp(False)
     with silence_transformers(), translate_loading_errors(name_or_dir):
         tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local_only)
         model = AutoModelForCausalLM.from_pretrained(
             name_or_dir, dtype=dtype, local_files_only=local_only, **build_quantization_options(bits)
         )
+    _add_stop_checks(model)
+    if not bits:  # a quantized model is already on the GPU
+        model = _move_to_device(model, device, name_or_dir)
+    if device.type == "cuda":
+        # cuDNN attention plans every new sequence length on the host, which costs a millisecond per decoding step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        fuse_norms(model)
+    return LoadedModel(model.eval(), tokenizer, device)
+
+
+def _add_stop_checks(model: Any) -> None:
+    """Let each decoder layer of a model first check whether the request was canceled."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):  # the class of decoder layers in transformers
             module.register_forward_pre_hook(_stop_before_layer, with_kwargs=True)
-    model = model if bits else _move_to_device(model, device, name_or_dir)  # a quantized model is already on the GPU
-    if device.type == "cuda":
-        fuse_norms(model)
-    return LoadedModel(model.eval(), tokenizer, device)
 
 
 def fuse_norms(model: Any) -> None:
@@ -191,8 +202,11 @@ def compute_fingerprint(name_or_dir: str, load_config: Callable[[], Any]) -> str
         commit = getattr(load_config(), "_commit_hash", None)
         return hashlib.sha256(f"hub:{name_or_dir}@{commit}".encode()).hexdigest()[:16]
     source = folder / SOURCE_FILE  # it is there if the folder was converted from a GGUF file
-    if source.is_file():
-        return str(read_json(source)["sha256"])[:16]
+    return str(read_json(source)["sha256"])[:16] if source.is_file() else _hash_files(folder)
+
+
+def _hash_files(folder: Path) -> str:
+    """Return a hash of the names, sizes, first and last megabytes of a model's files."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -163,33 +164,34 @@ def read_label_logits(
         An array (positions x labels) per prompt.
     """
     llm = model.loaded.model
-    device = model.loaded.device
-    # The forward pass returns no states of cached tokens, so the cached prefix must end before the first label
-    # position.
-    first_position = min(prompt.positions[0] for prompt in prompts)
-    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]  # the cache never includes the last token
-    n_reusable = min(prompt.prefix for prompt in prompts)
-    n_cached, cache = model.prefix_cache.start(llm, beginnings, device, n_reusable)
-    inputs = batching.make_inputs([prompt.ids for prompt in prompts], n_cached, cache, model.pad_id, device)
+    inputs = _make_label_inputs(model, prompts)
     states = llm.base_model(**inputs).last_hidden_state
-    label_states = states[_locate_labels(prompts)]
+    label_states = states[_locate_tokens([prompt.columns for prompt in prompts])]
     values: Vector = apply_lm_head(llm, label_states, label_ids).cpu().numpy()
     if not np.isfinite(values).all():
         raise batching.make_nan_error("NaN label logits")
     return tokenization.split_positions(values, prompts)
 
 
-def _locate_labels(prompts: Sequence[tokenization.LabelPromptTokens]) -> tuple[list[int], list[int]]:
-    """Return the row and the column of each label position in a batch of prompts.
+def _make_label_inputs(model: LocalModel, prompts: Sequence[tokenization.LabelPromptTokens]) -> dict[str, Any]:
+    """Return the arguments of a forward pass over label prompts, after a cached prefix."""
+    device = model.loaded.device
+    # The forward pass returns no states of cached tokens, so the cached prefix must end before the first label
+    # position.
+    first_position = min(prompt.positions[0] for prompt in prompts)
+    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]  # the cache never includes the last token
+    n_reusable = min(prompt.prefix for prompt in prompts)
+    n_cached, cache = model.prefix_cache.start(model.loaded.model, beginnings, device, n_reusable)
+    return batching.make_inputs([prompt.ids for prompt in prompts], n_cached, cache, model.pad_id, device)
 
-    Rows are padded on the left, so columns are counted from the end.
+
+def _locate_tokens(columns: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Convert the columns of tokens in each row to a list of row numbers and a list of columns.
+
+    Example: [[-2, -1], [-1]] becomes [0, 0, 1], [-2, -1, -1].
     """
-    rows: list[int] = []
-    columns: list[int] = []
-    for row, prompt in enumerate(prompts):
-        rows += [row] * len(prompt.positions)
-        columns += [position - len(prompt.ids) for position in prompt.positions]
-    return rows, columns
+    row_numbers = [row for row, row_columns in enumerate(columns) for _ in row_columns]
+    return row_numbers, list(itertools.chain.from_iterable(columns))
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
@@ -222,29 +224,17 @@ def compute_mean_logprobs(
         rows: Token ids of each prompt and, after them, of its answer.
         answer_lengths: Number of tokens of each answer.
     """
+    llm = model.loaded.model
     tokens, mask = batching.pad_left(rows, model.pad_id, model.loaded.device)
-    states = model.loaded.model.base_model(
-        input_ids=tokens, attention_mask=mask, position_ids=batching.compute_positions(mask), use_cache=False
-    ).last_hidden_state
-    token_rows, columns = _locate_answers(answer_lengths)
+    positions = batching.compute_positions(mask)
+    output = llm.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+    # Rows are padded on the left, so the columns of the answer tokens are counted from the end.
+    token_rows, columns = _locate_tokens([range(-length, 0) for length in answer_lengths])
     preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
-    logits = apply_lm_head(model.loaded.model, states[token_rows, preceding])
+    logits = apply_lm_head(llm, output.last_hidden_state[token_rows, preceding])
     answer_tokens = tokens[token_rows, columns]
     logprobs = torch.log_softmax(logits, dim=-1).gather(1, answer_tokens[:, None])[:, 0]
     if not bool(torch.isfinite(logprobs).all()):
         raise batching.make_nan_error()
     answers = logprobs.cpu().split(list(answer_lengths))
     return [float(answer.mean()) for answer in answers]
-
-
-def _locate_answers(answer_lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the row and the column of each answer token in a batch.
-
-    Rows are padded on the left, so columns are counted from the end.
-    """
-    rows: list[int] = []
-    columns: list[int] = []
-    for row, length in enumerate(answer_lengths):
-        rows += [row] * length
-        columns += range(-length, 0)
-    return rows, columns

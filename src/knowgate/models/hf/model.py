@@ -22,7 +22,7 @@ from knowgate.models.hf.decoding import DecodingBatch, decode_greedily, iter_gre
 from knowgate.models.hf.forward_pass import supports_partial_pass
 from knowgate.models.hf.local_model import LocalModel, compute_mean_logprobs, read_label_logits
 from knowgate.models.hf.shared_decoding import DraftsAndSamples, SharedGeneration, join_prefills
-from knowgate.models.local_backend import GeneratedAnswer, LocalBackend
+from knowgate.models.local_backend import GeneratedAnswer, LocalBackend, get_max_tokens
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
 
@@ -45,6 +45,10 @@ class HFResumeHandle:
     index: int | None
     row: GeneratedAnswer
 
+    def can_grow(self, max_tokens: int) -> bool:
+        """Return whether the draft is unfinished and has fewer than `max_tokens` tokens."""
+        return self.index is not None and len(self.row.tokens) < max_tokens
+
     def copy(self, max_tokens: int) -> HFResumeHandle:
         """Return a handle for a copy of the draft, in a batch that contains no other prompts."""
         if self.index is None:  # a finished draft is not continued, so its batch need not be copied
@@ -66,26 +70,25 @@ class HFModel(LocalModel, LocalBackend):
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt, such as the draft and hidden states."""
-        max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
-        ids = self._encode(prompts, max_tokens)
-        limits = self.compute_limits()
+        ids = self._encode(prompts, get_max_tokens(request))
+        limits = self.compute_limits()  # of one forward pass
+        batch_limits = limits
+        if self._can_join_prefills(request):  # several forward passes fill a batch, so only the cache limits its size
+            batch_limits = replace(limits, prompt_tokens=limits.cached_tokens)
 
-        def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
-            """Run the model on some prompts, and make their readings in the thread.
+        def start_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
+            """Answer some prompts. A thread makes their readings while the GPU works on the next batch.
 
-            Returns the batch's future and an index per prompt.
+            Returns for each prompt the future readings of the batch, and its index in them.
             """
             batch = self._prefill([ids[i] for i in indices], request, limits)
             make_readings = self._answer_batch(batch, [prompts[i] for i in indices], request)
-            batch_readings = thread.submit(make_readings)
-            return [(batch_readings, index) for index in range(len(indices))]
+            readings = thread.submit(make_readings)
+            return [(readings, index) for index in range(len(indices))]
 
-        # If several forward passes may fill a batch, only the size of the cache limits it.
-        max_batch_tokens = limits.cached_tokens if self._can_join_prefills(request) else limits.prompt_tokens
-        batch_limits = replace(limits, prompt_tokens=max_batch_tokens)
         with ThreadPoolExecutor(1, "knowgate-read") as thread:
-            results = self.run_batched(ids, read_batch, max(1, request.samples), batch_limits)
-            return [batch_readings.result()[index] for batch_readings, index in results]
+            started = self.run_batched(ids, start_batch, max(1, request.samples), batch_limits)
+            return [readings.result()[index] for readings, index in started]
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
         """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
@@ -146,16 +149,16 @@ class HFModel(LocalModel, LocalBackend):
             A function that returns a reading (the record of all requested signals) for each prompt. It does not use the
             GPU, so it can run in another thread while the GPU works on the next batch.
         """
-        layers = self._resolve_layers(request.layers)
-        hidden = [batch.hidden[layer] for layer in layers]
+        hidden = {layer: batch.hidden[layer] for layer in self._resolve_layers(request.layers)}
         collect_answers = self._answer(batch, prompts, request)
-        prompt_states = [_to_numpy(states) for states in hidden]  # copied last, because the host waits for a copy
+        # Copied last, because the host waits for a copy.
+        prompt_states = {layer: _to_numpy(states) for layer, states in hidden.items()}
         # Readings refer to the batch only if drafts may be continued. Otherwise its GPU memory can be freed at once.
         source = batch if request.resumable else None
         return lambda: self._make_readings(collect_answers(), source, prompt_states, request)
 
     def _make_readings(
-        self, answered: DraftsAndSamples, batch: DecodingBatch | None, states: list[Vector], request: SignalRequest
+        self, answered: DraftsAndSamples, batch: DecodingBatch | None, states: dict[int, Vector], request: SignalRequest
     ) -> list[Reading]:
         """Make a reading, the record of all requested signals, for each prompt of a batch.
 
@@ -163,28 +166,32 @@ class HFModel(LocalModel, LocalBackend):
             answered: The answers.
             batch: The batch, if its drafts may be continued later. Each reading then gets a handle (`resume`) for this.
                 None if drafts are not continued.
-            states: Hidden states at the ends of the prompts (prompts x width), for each requested layer.
+            states: Layer -> hidden states at the ends of the prompts (prompts x width).
             request: The requested signals.
         """
         samples = self._decode_samples(answered.samples)
         n = request.samples
         # Finished drafts have left the batch. This is the position of each unfinished draft in it.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
-        layers_after = request.layers if request.after_draft else ()
         readings = []
         for i, draft in enumerate(answered.drafts):
             of_prompt = slice(i * n, (i + 1) * n)  # the samples of this prompt
-            states_after = [_to_numpy(draft.states[layer]) for layer in self._resolve_layers(layers_after)]
             reading = Reading(
                 draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
-                hidden={layer: rows[i].copy() for layer, rows in zip(request.layers, states, strict=True)},
-                hidden_after=dict(zip(layers_after, states_after, strict=True)),
+                # Negative layer numbers count from the end. The modulo makes them positive.
+                hidden={layer: states[layer % self.depth][i].copy() for layer in request.layers},
+                hidden_after=self._copy_draft_states(draft, request),
                 samples=tuple(samples[of_prompt]),
                 resume=HFResumeHandle(batch, batch_index.get(i), draft) if batch is not None else None,
                 sample_states=self._stack_sample_states(answered.samples[of_prompt], request),
             )
             readings.append(reading)
         return readings
+
+    def _copy_draft_states(self, draft: GeneratedAnswer, request: SignalRequest) -> dict[int, Vector]:
+        """Copy the hidden states at the end of a draft to arrays, by layer as numbered in the request."""
+        layers = request.layers if request.after_draft else ()
+        return {layer: _to_numpy(draft.states[layer % self.depth]) for layer in layers}
 
     def _decode_samples(self, samples: list[GeneratedAnswer]) -> list[Completion]:
         """Convert samples to completions. Many samples are equal, so each distinct one is decoded once."""
@@ -219,7 +226,7 @@ class HFModel(LocalModel, LocalBackend):
         if self._can_share_drafts(batch, request) and has_equal_lengths and not self._sample_layers(request):
             generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
             return generation.run(self._draft_layers(request)).split
-        samples = self._sample(batch, uniforms, request)
+        samples = self._draw_samples(batch, uniforms, request)
         collect_drafts = self._draft(batch, request)
         return lambda: replace(collect_drafts(), samples=samples)
 
@@ -234,12 +241,8 @@ class HFModel(LocalModel, LocalBackend):
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, layers)
         return lambda: DraftsAndSamples(drafts, [], unfinished)
 
-    def _draft_layers(self, request: SignalRequest) -> list[int]:
-        """Return the layers whose hidden states after the draft are requested."""
-        return self._resolve_layers(request.layers) if request.after_draft else []
-
     def _can_share_drafts(self, batch: DecodingBatch, request: SignalRequest) -> bool:
-        """Return whether to generate drafts in the shared cache.
+        """Return whether to generate the drafts with `SharedGeneration`, which is faster for several answers.
 
         Such drafts cannot be continued later.
         """
@@ -247,7 +250,7 @@ class HFModel(LocalModel, LocalBackend):
         can_share = self.shares_prompt_cache and not request.resumable
         return can_share and request.draft_tokens > 0 and not is_single_draft
 
-    def _sample(
+    def _draw_samples(
         self, batch: DecodingBatch, uniforms: NDArray[np.float64], request: SignalRequest
     ) -> list[GeneratedAnswer]:
         """Draw the sampled answers to each prompt of a batch.
@@ -276,13 +279,11 @@ class HFModel(LocalModel, LocalBackend):
             handles: The state in which each draft stopped, as returned with the draft.
             max_tokens: Maximum number of tokens per answer, including those of the draft.
         """
-        drafts = []
-        groups: dict[int, list[HFResumeHandle]] = {}  # `id` of a batch -> its unfinished drafts
-        for handle in handles:
-            original = check_resume_handle(handle, HFResumeHandle)
-            draft = replace(original, row=original.row.cut(max_tokens))  # a copy, which is extended below
-            drafts.append(draft)
-            if draft.index is not None and len(draft.row.tokens) < max_tokens:
+        originals = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
+        drafts = [replace(draft, row=draft.row.cut(max_tokens)) for draft in originals]  # copies, extended below
+        groups: dict[int, list[HFResumeHandle]] = {}  # `id` of a batch -> its drafts that can grow
+        for draft in drafts:
+            if draft.can_grow(max_tokens):
                 groups.setdefault(id(draft.batch), []).append(draft)
         for group in groups.values():
             self.run_alone(functools.partial(self._extend_group, group, max_tokens))
@@ -312,7 +313,7 @@ class HFModel(LocalModel, LocalBackend):
 
     def _iter_steps(self, draft: HFResumeHandle, max_tokens: int) -> Iterator[None]:
         """Extend a draft in place, yielding after each token. Other calls may use the model in between."""
-        if draft.index is None or len(draft.row.tokens) >= max_tokens:
+        if not draft.can_grow(max_tokens):
             return
         steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids, ())
         # A step yields None. When no steps are left, `next` returns its default, False.

@@ -147,12 +147,11 @@ class AnswerArrays:
     per_prompt: int
 
     def split(self) -> DraftsAndSamples:
-        """Make an object for each answer. This takes long, so it runs while the GPU generates the next answers."""
-        lengths = (self.tokens != NO_TOKEN).sum(axis=1).tolist()
-        answers = []
-        for i, (padded, length) in enumerate(zip(self.tokens.tolist(), lengths, strict=True)):
-            states = {layer: block[i] for layer, block in self.states.items()}
-            answers.append(GeneratedAnswer(padded[:length], finished=self.has_ended[i], states=states))
+        """Split the answers into drafts and samples, with an object for each.
+
+        This takes long, so it runs while the GPU generates the next answers.
+        """
+        answers = self._make_answers()
         if self.statistics is None:
             return DraftsAndSamples([], answers)
         drafts = answers[:: self.per_prompt]
@@ -162,6 +161,15 @@ class AnswerArrays:
             steps = zip(draft.tokens, *statistics, strict=False)
             draft.steps = [TokenStep(*step) for step in steps]
         return DraftsAndSamples(drafts, samples)
+
+    def _make_answers(self) -> list[GeneratedAnswer]:
+        """Make an object for each answer, without statistics of its tokens."""
+        lengths = (self.tokens != NO_TOKEN).sum(axis=1).tolist()
+        answers = []
+        for i, (padded, length) in enumerate(zip(self.tokens.tolist(), lengths, strict=True)):
+            states = {layer: block[i] for layer, block in self.states.items()}
+            answers.append(GeneratedAnswer(padded[:length], finished=self.has_ended[i], states=states))
+        return answers
 
 
 class SharedGeneration:
@@ -225,28 +233,35 @@ class SharedGeneration:
         Args:
             layers: Layers whose hidden states at the last token of each answer are kept.
         """
-        prompts = self.prompts
         max_tokens = self.tokens.shape[1]
-        interval = CHECK_INTERVALS.get(prompts.mask.device.type, DEFAULT_CHECK_INTERVAL)
-        # All answers to a prompt start with the logits and hidden states at its end.
-        logits = prompts.compute_logits(layers)[:, None]  # prompts x 1 x vocabulary
-        n_answers = self.per_prompt
-        self.store_states({layer: prompts.hidden[layer][:, None].expand(-1, n_answers, -1) for layer in layers})
+        interval = CHECK_INTERVALS.get(self.tokens.device.type, DEFAULT_CHECK_INTERVAL)
+        logits = self._start(layers)
         for position in range(max_tokens):
-            chosen: torch.Tensor | None = self.choose(logits, position)
+            chosen = self.choose(logits, position)
             self.append(chosen, position)
             is_last = position == max_tokens - 1
             if is_last and not layers:  # the model reads the last tokens only to compute the hidden states at them
                 break
             if (position + 1) % interval == 0 or is_last:
                 self.check_finite()
-                chosen = self.compact(chosen)
-            if chosen is None:  # all answers have ended
-                break
+                is_left = self.reads_token.cpu().numpy()
+                if not is_left.any():  # all answers have ended
+                    break
+                chosen = self.compact(chosen, is_left)
             check_stop_flag()
             logits, hidden = self.batch.feed(chosen, layers)
             self.store_states(hidden)
         return self.copy_to_host()
+
+    def _start(self, layers: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each prompt (prompts x 1 x vocabulary), and store the hidden states there.
+
+        All answers to a prompt start with them.
+        """
+        logits = self.prompts.compute_logits(layers)[:, None]
+        states = {layer: self.prompts.hidden[layer][:, None] for layer in layers}
+        self.store_states({layer: state.expand(-1, self.per_prompt, -1) for layer, state in states.items()})
+        return logits
 
     def choose(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         """Choose the next token of each answer: the most probable one for drafts, a random one for samples.
@@ -317,20 +332,18 @@ class SharedGeneration:
             stored = self.states.setdefault(layer, new_states.new_zeros(self.tokens.shape[0], new_states.shape[-1]))
             stored[rows] = new_states.where(self.reads_token[..., None], stored[rows])
 
-    def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
+    def compact(self, chosen: torch.Tensor, is_left: NDArray[np.bool_]) -> torch.Tensor:
         """Remove ended answers from the batch to save work.
 
         The batch stays unchanged if little would be saved.
 
         Args:
             chosen: The tokens that the model reads next (prompts x answers).
+            is_left: Whether the model still reads tokens of each answer (prompts x answers).
 
         Returns:
-            `chosen` without the removed answers, or None if all answers have ended.
+            `chosen` without the removed answers.
         """
-        is_left = self.reads_token.cpu().numpy()
-        if not is_left.any():
-            return None
         kept_prompts, kept_answers = self._choose_shape(is_left)
         n_saved_steps = (is_left.size - kept_answers.size) * self.batch.n_left
         min_steps = MIN_SAVED_STEPS.get(chosen.device.type, DEFAULT_MIN_SAVED_STEPS)
@@ -338,8 +351,7 @@ class SharedGeneration:
             return chosen
         # Both are copied to the device at once, and separated there.
         table = torch.from_numpy(np.column_stack([kept_prompts, kept_answers])).to(chosen.device)
-        prompts = table[:, :1]
-        answers = table[:, 1:]
+        prompts, answers = table[:, :1], table[:, 1:]
         has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_left)))
         self.batch.select(prompts, answers, has_all_prompts=has_all_prompts)
         self.reads_token = self.reads_token[prompts, answers]
@@ -399,21 +411,27 @@ def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
     if len(parts) == 1:
         return parts[0]
     width = max(part.mask.shape[1] for part in parts)
-    layers = []
-    for number in range(len(parts[0].cache.layers)):
-        caches = [part.cache.layers[number] for part in parts]
-        keys = _join_tokens([cache.keys for cache in caches], width)
-        values = _join_tokens([cache.values for cache in caches], width)
-        layers.append((keys, values))
-        for part in parts:
-            part.cache.layers[number] = DynamicLayer()  # frees the memory before the next layer is joined
+    masks = [torch.nn.functional.pad(part.mask, (width - part.mask.shape[1], 0)) for part in parts]
+    layers = [_join_layer(parts, number, width) for number in range(len(parts[0].cache.layers))]
     return DecodingBatch(
         parts[0].model,
         cache=DynamicCache(layers),
-        mask=torch.cat([torch.nn.functional.pad(part.mask, (width - part.mask.shape[1], 0)) for part in parts]),
+        mask=torch.cat(masks),
         logits=torch.cat([part.compute_logits() for part in parts]),
         hidden={layer: torch.cat([part.hidden[layer] for part in parts]) for layer in parts[0].hidden},
     )
+
+
+def _join_layer(parts: Sequence[DecodingBatch], number: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join the keys and the values of one layer, and remove them from the parts.
+
+    So their memory is free before the next layer is joined.
+    """
+    caches = [part.cache.layers[number] for part in parts]
+    for part in parts:
+        part.cache.layers[number] = DynamicLayer()
+    keys = _join_tokens([cache.keys for cache in caches], width)
+    return keys, _join_tokens([cache.values for cache in caches], width)
 
 
 def _join_tokens(blocks: Sequence[torch.Tensor], width: int) -> torch.Tensor:

@@ -105,10 +105,9 @@ def load_library() -> Any:
     library = ctypes.CDLL(str(_find_library_file()))
     for result, arguments, names in FUNCTION_SIGNATURES:
         for name in names.split():
-            try:
-                function = getattr(library, name)
-            except AttributeError:
-                raise _make_release_error(f"the function {name} is missing") from None
+            if not hasattr(library, name):
+                raise _make_release_error(f"the function {name} is missing")
+            function = getattr(library, name)
             function.restype = result
             function.argtypes = arguments
     check_params_layout(bytes(library.llama_context_default_params().bytes))

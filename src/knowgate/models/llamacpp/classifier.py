@@ -27,6 +27,7 @@ SERVER_SETTINGS = {
     "verbosity": LOG_QUIET,
     "warmup": False,
     "endpoint_slots": False,
+    "hostnames": ["127.0.0.1"],
 }
 # Fields of a request for the probabilities of the two most probable tokens.
 PAIR_REQUEST = {
@@ -74,10 +75,8 @@ class LlamaCppClassifier:
         params = CommonParams()
         params.model.path = str(self.file)
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or count_usable_cores()
-        # The server also listens on a port, so it gets a key that nobody knows.
-        params.hostnames = ["127.0.0.1"]
-        params.api_keys = [secrets.token_hex(16)]
-        for name, value in SERVER_SETTINGS.items():
+        secret_key = secrets.token_hex(16)  # needed because the server also listens on a port
+        for name, value in {**SERVER_SETTINGS, "api_keys": [secret_key]}.items():
             setattr(params, name, value)
         try:
             return Server(params)
@@ -91,6 +90,14 @@ class LlamaCppClassifier:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _request_pair(self, ids: Sequence[int], pair: Sequence[int]) -> Any:
+        """Request the probabilities of two tokens after a prompt."""
+        # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
+        bias = [[token, LABEL_LOGIT_BIAS] for token in pair]
+        request = {"prompt": list(ids), "logit_bias": bias, **PAIR_REQUEST}
+        with self.lock:
+            return self.server.handle_completions(request)
 
     def score_token_pair(self, ids: Sequence[int], pair: Sequence[int]) -> float:
         """Return P(first) / (P(first) + P(second)) of two tokens that may follow a prompt.
@@ -106,15 +113,12 @@ class LlamaCppClassifier:
             raise BadInput(
                 f"the judge's prompt has {len(ids)} tokens, but only {CONTEXT_TOKENS - 1} fit. Shorten the question."
             )
-        # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
-        bias = [[token, LABEL_LOGIT_BIAS] for token in pair]
-        request = {"prompt": list(ids), "logit_bias": bias, **PAIR_REQUEST}
-        with self.lock:
-            response = self.server.handle_completions(request)
+        response = self._request_pair(ids, pair)
         try:
             top = response["choices"][0]["logprobs"]["content"][0]["top_probs"]
             probabilities = {entry["id"]: float(entry["prob"]) for entry in top}
-            return probabilities[pair[0]] / (probabilities[pair[0]] + probabilities[pair[1]])
+            first, second = [probabilities[token] for token in pair]
+            return first / (first + second)
         except (KeyError, IndexError, TypeError, ZeroDivisionError):
             response_text = json.dumps(response)[:200]
             raise ModelError(

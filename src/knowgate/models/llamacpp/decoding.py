@@ -122,18 +122,22 @@ def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sa
         engine: Tells which tokens end an answer.
     """
     for answer, answer_logits in zip(answers, logits, strict=True):
-        if answer.uniforms is None:
-            step = pick_greedy_step(answer_logits)
-            token = step.token
-            if not engine.is_end(token):
-                answer.steps.append(step)
-        else:
-            token = draw_token(answer_logits, float(answer.uniforms[len(answer.tokens)]), sampling)
+        token, steps = _choose_token(answer, answer_logits, sampling)
         if engine.is_end(token):
             answer.end = token
             answer.finished = True
         else:
             answer.tokens.append(token)
+            answer.steps += steps
+
+
+def _choose_token(answer: SequenceState, logits: Vector, sampling: Sampling) -> tuple[int, list[TokenStep]]:
+    """Return the next token of an answer, and a list of its statistics. The list is empty for a drawn token."""
+    if answer.uniforms is None:
+        step = pick_greedy_step(logits)
+        return step.token, [step]
+    uniform = float(answer.uniforms[len(answer.tokens)])
+    return draw_token(logits, uniform, sampling), []
 
 
 def pick_greedy_step(logits: Vector) -> TokenStep:

@@ -87,7 +87,17 @@ class LlamaEngine:
 
         The context holds the key-value cache of all sequences.
         """
-        params = self.lib.llama_context_default_params()
+        context = self.lib.llama_init_from_model(self._model, self._make_params())
+        if not context:
+            raise _make_open_error(file)
+        self._check_sizes(context)
+        threads = count_usable_cores()
+        self.lib.llama_set_n_threads(context, threads, threads)
+        return context
+
+    def _make_params(self) -> bindings.OpaqueParams:
+        """Make the parameters of a context, which are written to their places in a C structure."""
+        params: bindings.OpaqueParams = self.lib.llama_context_default_params()
         kv_unified_offset = bindings.check_params_layout(bytes(params.bytes))
         # The first four fields are n_ctx, n_batch, n_ubatch and n_seq_max.
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
@@ -95,13 +105,7 @@ class LlamaEngine:
         callback = ctypes.cast(self._eval_callback, ctypes.c_void_p).value or 0
         struct.pack_into("<Q", params.bytes, bindings.CALLBACK_OFFSET, callback)
         params.bytes[kv_unified_offset] = 1
-        context = self.lib.llama_init_from_model(self._model, params)
-        if not context:
-            raise _make_open_error(file)
-        self._check_sizes(context)
-        threads = count_usable_cores()
-        self.lib.llama_set_n_threads(context, threads, threads)
-        return context
+        return params
 
     def _check_sizes(self, context: Any) -> None:
         """Raise ModelError unless the context has the requested sizes."""
@@ -150,7 +154,7 @@ class LlamaEngine:
             The logits (tokens x vocabulary), and the hidden states by layer (tokens x width), only of tokens with
             `needs_output`.
         """
-        logits: list[Vector] = []
+        logits: list[Vector] = []  # one array per token
         states: dict[int, list[Vector]] = {layer: [] for layer in layers}  # one array per batch
         for start in range(0, len(tokens), BATCH_TOKENS):
             check_stop_flag()
@@ -158,11 +162,10 @@ class LlamaEngine:
             self._compute(batch, layers)
             outputs = [index for index, token in enumerate(batch) if token.needs_output]
             logits += [self._get_logits(index) for index in outputs]
-            if outputs:
-                for layer in layers:
-                    states[layer].append(self._get_states(layer, len(batch), outputs))
-        all_logits = np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32)
-        return all_logits, {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
+            for layer in layers if outputs else ():
+                states[layer].append(self._get_states(layer, len(batch), outputs))
+        stacked_logits = np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32)
+        return stacked_logits, {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
 
     def _compute(self, tokens: Sequence[InputToken], layers: Sequence[int]) -> None:
         """Run llama_decode on at most BATCH_TOKENS tokens."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from knowgate.models.embedded_weights import fetch_verified_file
 from knowgate.models.llamacpp import decoding
 from knowgate.models.llamacpp.decoding import PREFIX_ROWS, EnginePrefixCache, SequenceState
 from knowgate.models.llamacpp.engine import MAX_SEQUENCES, EngineTokenizer, InputToken, LlamaEngine, log_softmax
-from knowgate.models.local_backend import LocalBackend
+from knowgate.models.local_backend import LocalBackend, get_max_tokens
 from knowgate.models.tokenization import LabelPromptTokens, split_positions
 from knowgate.types import Prompt, Reading, Sampling, SignalRequest, Vector
 
@@ -89,7 +89,7 @@ class LlamaCppModel(LocalBackend):
         """Return the requested signals of each prompt. Prompts of similar length are computed together."""
         if request.samples:
             check_sampling(request.sampling)
-        max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
+        max_tokens = get_max_tokens(request)
         readings: dict[int, Reading] = {}
         with self.lock:
             ids = self._encode(prompts, max_tokens)
@@ -154,23 +154,20 @@ class LlamaCppModel(LocalBackend):
             ids: Token ids of each prompt.
             request: The requested signals.
         """
-        layers = self._resolve_layers(request.layers)
-        sample_layers = self._sample_layers(request)
         # The engine's cache must have room for the prompts and all of their answers.
         n_prompt_tokens = sum(len(tokens) for tokens in ids)
         n_answer_tokens = len(ids) * (request.draft_tokens + request.samples * request.sample_tokens)
-        prompt_layers = sorted({*layers, *sample_layers})
-        logits, layer_states = self._prefill(ids, prompt_layers, n_prompt_tokens + n_answer_tokens)
+        layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
+        logits, layer_states = self._prefill(ids, layers, n_prompt_tokens + n_answer_tokens)
         states = [{layer: block[i] for layer, block in layer_states.items()} for i in range(len(ids))]
         drafts = self._start_drafts(ids, states, request.draft_tokens)
         samples = self._start_samples(drafts, prompts, request)
-        layers_after = layers if request.after_draft else []
-        self._decode(drafts, samples, logits, request, layers=sorted({*layers_after, *sample_layers}))
-        n = request.samples
-        return [
-            self._make_reading(draft, states[i], samples[i * n : (i + 1) * n], request)
-            for i, draft in enumerate(drafts)
-        ]
+        self._decode(drafts, samples, logits, request)
+        readings = []
+        for i, draft in enumerate(drafts):
+            own_samples = samples[i * request.samples : (i + 1) * request.samples]
+            readings.append(self._make_reading(draft, states[i], own_samples, request))
+        return readings
 
     def _start_drafts(
         self, ids: list[list[int]], states: Sequence[dict[int, Vector]], max_tokens: int
@@ -184,54 +181,45 @@ class LlamaCppModel(LocalBackend):
         return drafts
 
     def _decode(
-        self,
-        drafts: list[SequenceState],
-        samples: list[SequenceState],
-        logits: Vector,
-        request: SignalRequest,
-        layers: Sequence[int],
+        self, drafts: list[SequenceState], samples: list[SequenceState], logits: Vector, request: SignalRequest
     ) -> None:
-        """Generate all drafts and samples as one batch, and store their states.
+        """Generate all drafts and samples as one batch, and store the requested hidden states in them.
 
         Args:
-            drafts: The drafts, one per prompt.
-            samples: The samples, prompt by prompt.
+            drafts: The drafts, one per prompt, which are still empty.
+            samples: The samples, prompt by prompt, which are still empty.
             logits: Logits after each prompt.
             request: The requested signals.
-            layers: Layers whose hidden states are stored.
         """
+        draft_layers = self._draft_layers(request)
+        sample_layers = self._sample_layers(request)
+        layers = sorted({*draft_layers, *sample_layers})
         first_logits = np.concatenate([logits, np.repeat(logits, request.samples, axis=0)])
         answers = [*drafts, *samples]
         for _ in decoding.iter_decoding_steps(self.engine, answers, first_logits, request.sampling, layers):
             pass
-        if request.after_draft and request.layers:
+        if draft_layers:
             self._feed_ends(drafts, layers, feed_end=False)
-        if self._sample_layers(request):
+        if sample_layers:
             self._feed_ends(samples, layers, feed_end=request.sample_end)
 
     def _make_reading(
-        self,
-        draft: SequenceState,
-        prompt_states: Mapping[int, Vector],
-        samples: Sequence[SequenceState],
-        request: SignalRequest,
+        self, draft: SequenceState, states: dict[int, Vector], samples: list[SequenceState], request: SignalRequest
     ) -> Reading:
         """Make the record of all requested signals of one prompt from its draft and its samples.
 
         Args:
             draft: The draft.
-            prompt_states: Hidden states at the end of the prompt, by layer.
+            states: Hidden states at the end of the prompt, by layer.
             samples: The samples.
-            request: The requested signals. Negative layer numbers in it count from the end.
+            request: The requested signals. Negative layer numbers in it count from the end; modulo makes them positive.
         """
-        # Requested layer number, which may be negative -> number of the layer.
-        layers = dict(zip(request.layers, self._resolve_layers(request.layers), strict=True))
-        layers_after = layers if request.after_draft else {}
+        layers_after = request.layers if request.after_draft else ()
         sample_states = [sample.states[layer] for layer in self._sample_layers(request) for sample in samples]
         return Reading(
             draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
-            hidden={requested: prompt_states[layer] for requested, layer in layers.items()},
-            hidden_after={requested: draft.states[layer] for requested, layer in layers_after.items()},
+            hidden={layer: states[layer % self.depth] for layer in request.layers},
+            hidden_after={layer: draft.states[layer % self.depth] for layer in layers_after},
             samples=tuple(self._make_completion(sample) for sample in samples),
             resume=draft if request.resumable else None,
             sample_states=np.stack(sample_states) if sample_states else None,
@@ -257,11 +245,9 @@ class LlamaCppModel(LocalBackend):
         # Cached tokens have no output, so only tokens before the first of these positions are taken from the cache.
         first_output = min(min(prompt_positions) for prompt_positions in positions)
         reused = self.prefix_cache.start(self.engine, ids, n_cells=n_cells, max_length=first_output)
-        inputs = []
+        inputs: list[InputToken] = []
         for row, tokens in enumerate(ids):
-            for position in range(reused, len(tokens)):
-                needs_output = position in positions[row]
-                inputs.append(InputToken(tokens[position], position, PREFIX_ROWS + row, needs_output))
+            inputs += _list_unread_tokens(tokens, reused, PREFIX_ROWS + row, positions[row])
         result = self.engine.feed(inputs, layers)
         if len(ids) == 1:
             self.prefix_cache.keep(self.engine, ids[0], reused)
@@ -346,6 +332,12 @@ class LlamaCppModel(LocalBackend):
         answer.length = len(answer.prompt) + len(answer.tokens) - 1
         self.engine.truncate(answer.sequence, answer.length)
         return decoding.feed_last_tokens(self.engine, [answer])
+
+
+def _list_unread_tokens(tokens: list[int], start: int, sequence: int, outputs: set[int]) -> list[InputToken]:
+    """List the tokens of a prompt from index `start` on. Those at the positions `outputs` need output."""
+    unread = range(start, len(tokens))
+    return [InputToken(tokens[position], position, sequence, position in outputs) for position in unread]
 
 
 def _group_by_size(sizes: Sequence[int], max_size: int, max_count: int) -> list[list[int]]:

@@ -35,6 +35,16 @@ class StatusError(ServerError):
         self.status = status
 
 
+@contextlib.contextmanager
+def ignore_refusals(*statuses: int) -> Iterator[None]:
+    """End the block without an error if the server refuses a request with one of these HTTP statuses."""
+    try:
+        yield
+    except StatusError as error:
+        if error.status not in statuses:
+            raise
+
+
 class ApiClient:
     """A thread-safe HTTP client for one server.
 
@@ -138,7 +148,7 @@ class ApiClient:
     def _iter_bytes(self, url: str, response: httpx.Response) -> Iterator[bytes]:
         """Yield the body of a streamed response piece by piece.
 
-        Time limits count only the server's time.
+        Time limits count only the time of the server, not that of the caller between two pieces.
 
         Args:
             url: Address of the server, for error messages.
@@ -181,21 +191,18 @@ def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
     A body that begins with { or [ is JSON and yielded as one line.
     """
-    # An incomplete line is kept as a list of pieces, because joining it for every chunk would take quadratic time.
-    line: list[bytes] = []
+    # The pieces of a line that has not ended yet. Joining them for every chunk would take quadratic time.
+    pieces: list[bytes] = []
     is_json = None  # not known before the first chunk with text
     for chunk in chunks:
         if is_json is None and chunk.strip():
             is_json = chunk.lstrip().startswith((b"{", b"["))
-        if is_json:
-            line.append(chunk)
-            continue
-        rest_of_line, *new_lines = chunk.split(b"\n")
-        line.append(rest_of_line)
+        end_of_line, *new_lines = [chunk] if is_json else chunk.split(b"\n")
+        pieces.append(end_of_line)
         for beginning in new_lines:
-            yield b"".join(line).decode(errors="replace").removesuffix("\r")
-            line = [beginning]
-    yield b"".join(line).strip().decode(errors="replace")
+            yield b"".join(pieces).decode(errors="replace").removesuffix("\r")
+            pieces = [beginning]
+    yield b"".join(pieces).strip().decode(errors="replace")
 
 
 def find_api_key() -> tuple[str, str]:

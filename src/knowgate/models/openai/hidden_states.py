@@ -295,14 +295,12 @@ def _read_tensor(
     dtype = np.dtype(formats[entry["dtype"]])
     shape = [int(size) for size in entry["shape"]]
     begin, end = entry["data_offsets"]
-    count = math.prod(shape)
-    if count * dtype.itemsize != end - begin or begin < 0:
+    if math.prod(shape) * dtype.itemsize != end - begin or begin < 0:
         raise ValueError("sizes differ")
-    if last_row:
-        count = math.prod(shape[1:])
-        begin = end - count * dtype.itemsize
-    stream.seek(start + begin)
-    values = np.frombuffer(stream.read(count * dtype.itemsize), dtype)
+    count = math.prod(shape[1:] if last_row else shape)
+    n_bytes = count * dtype.itemsize
+    stream.seek(start + end - n_bytes)  # the last row ends where the tensor ends
+    values = np.frombuffer(stream.read(n_bytes), dtype)
     if len(values) != count:
         raise ValueError("truncated")
     if entry["dtype"] == "BF16":  # a BF16 number is the upper half of a float32

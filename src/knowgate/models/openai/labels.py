@@ -32,7 +32,7 @@ import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.models.openai import responses
-from knowgate.models.openai.client import StatusError
+from knowgate.models.openai.client import StatusError, ignore_refusals
 from knowgate.models.openai.server import NEUTRAL_SAMPLING, WIDE_TOP_TOKENS, ModelEndpoint
 from knowgate.models.tokenization import LabelPromptTokens, encode_labels, join_label_parts
 from knowgate.types import LabelPrompt, Prompt, Vector
@@ -93,18 +93,23 @@ class ServerLabelReader:
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
         """
-        labels_by_token: dict[int, str] = {}
         try:
-            for label in (label.strip() for label in labels):
-                for spelling in (label, f" {label}"):
-                    ids = self._tokenize(spelling, False)
-                    if len(ids) == 1:
-                        labels_by_token[ids[0]] = label
+            labels_by_token = self._find_label_tokens(labels)
         except ModelError:  # a gateway hides the tokenizer
             return []
         request = self._request_first_sglang if self._endpoint.server == "sglang" else self._request_first_vllm
         logprobs = request(prompt, list(labels_by_token))
         return [(labels_by_token[token], value) for token, value in logprobs.items() if token in labels_by_token]
+
+    def _find_label_tokens(self, labels: Sequence[str]) -> dict[int, str]:
+        """Return the label of each token that spells a whole label, with or without a space before it."""
+        labels_by_token: dict[int, str] = {}
+        for label in (label.strip() for label in labels):
+            for spelling in (label, f" {label}"):
+                ids = self._tokenize(spelling, False)
+                if len(ids) == 1:
+                    labels_by_token[ids[0]] = label
+        return labels_by_token
 
     def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
         """Return the log-probability of each token as the first answer token, from SGLang.
@@ -133,14 +138,10 @@ class ServerLabelReader:
             "return_tokens_as_token_ids": True,
             "logprob_token_ids": ids,
         }
-        try:
-            response = self._endpoint.complete_prompt(prompt, fields)
-        except StatusError as error:
-            # The server does not support `logprob_token_ids`. It answers 500 if it also extracts hidden states.
-            if error.status not in (400, 422, 500):
-                raise
-            return {}
-        tokens = responses.parse_token_logprobs(response)
+        tokens = None
+        # A server without `logprob_token_ids` refuses it. It answers 500 if it also extracts hidden states.
+        with ignore_refusals(400, 422, 500):
+            tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         return {_parse_token_id(text): value for text, value in tokens[0].top} if tokens else {}
 
     def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
@@ -171,19 +172,16 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
     logprob_fields = {"logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
     fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, **logprob_fields}
     if endpoint.lists_requested_tokens:
-        try:
+        with ignore_refusals(400, 422):
             return endpoint.complete_ids(tokens.ids, {**fields, "logprob_token_ids": list(label_ids)})
-        except StatusError as error:
-            if error.status not in (400, 422):
-                raise
     return endpoint.complete_ids(tokens.ids, fields)
 
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
-    """Return each label's log-probability at each position of the prompt.
+    """Return each label's log-probability at each position of the prompt (positions x labels).
 
-    The labels after a position are in the next token's entry.
+    vLLM lists what may follow a token in the entry of the next token.
     """
     choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
@@ -204,7 +202,7 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
     """Return the log-probability of each label at one position.
 
-    Unlisted labels get that of the last of the `top` tokens.
+    An unlisted label gets an upper bound: the log-probability of the last of the `top` most probable tokens.
 
     Args:
         listed: Token id -> log-probability. Besides the most probable tokens, it has the token that the prompt has at
@@ -245,9 +243,9 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
-    """Return each label's log-probability at each position of the prompt.
+    """Return each label's log-probability at each position of the prompt (positions x labels).
 
-    The labels after a position are in the next token's entry.
+    SGLang lists what may follow a token in the entry of the next token.
     """
     meta = response["meta_info"]
     first_position = tokens.positions[0]

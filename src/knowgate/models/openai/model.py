@@ -28,7 +28,7 @@ from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models import backend
 from knowgate.models.backend import RemoteDraft, SinglePromptBackend, check_resume_handle
 from knowgate.models.openai import responses
-from knowgate.models.openai.client import ApiClient, StatusError
+from knowgate.models.openai.client import ApiClient, ignore_refusals
 from knowgate.models.openai.hidden_states import HiddenStateReader
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
 from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint, make_logprob_fields
@@ -193,9 +193,7 @@ class OpenAIModel(SinglePromptBackend):
             return reading
         prompt_ids = self._endpoint.tokenize_prompt(prompt)
         hidden = self._state_reader.read(prompt_ids, request.layers)
-        if not request.after_draft:
-            return replace(reading, hidden=hidden)
-        hidden_after = hidden  # after an empty draft, the states are those before it
+        hidden_after = hidden if request.after_draft else {}  # after an empty draft, the states are those before it
         if draft_ids:
             hidden_after = self._state_reader.read([*prompt_ids, *draft_ids], request.layers)
         return replace(reading, hidden=hidden, hidden_after=hidden_after)
@@ -266,12 +264,9 @@ class OpenAIModel(SinglePromptBackend):
         Without log-probabilities, the server is asked for the token count.
         """
         if not self._endpoint.capabilities.logprobs:
-            try:
-                usage = {"stream_options": {"include_usage": True}}
+            usage = {"stream_options": {"include_usage": True}}
+            with ignore_refusals(400, 422):
                 return self._endpoint.stream_prompt(prompt, {**fields, **usage}, draft)
-            except StatusError as error:
-                if error.status not in (400, 422):
-                    raise
         return self._endpoint.stream_prompt(prompt, fields, draft)
 
     # --- samples ----------------------------------------------------------------------------------
@@ -286,14 +281,9 @@ class OpenAIModel(SinglePromptBackend):
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
         if self._endpoint.capabilities.n:
             return self._map(lambda prompt: self._draw_samples(prompt, fields, n, seed), prompts)
-
-        def draw_one(number: int) -> Completion:
-            """Draw one sample; `number` counts the samples of all prompts, prompt by prompt."""
-            prompt_index, sample_index = divmod(number, n)
-            own_seed = None if seed is None else seed + sample_index
-            return self._draw_samples(prompts[prompt_index], fields, 1, own_seed)[0]
-
-        samples = self._map(draw_one, range(n * len(prompts)))
+        seeds = [None] * n if seed is None else range(seed, seed + n)
+        pairs = [(prompt, own_seed) for prompt in prompts for own_seed in seeds]  # one request for each sample
+        samples = self._map(lambda pair: self._draw_samples(pair[0], fields, 1, pair[1])[0], pairs)
         return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _draw_samples(self, prompt: Prompt, fields: dict[str, Any], n: int, seed: int | None) -> list[Completion]:
@@ -379,15 +369,12 @@ class OpenAIModel(SinglePromptBackend):
             return top + tuple(pair for pair in requested if pair not in top)
         if not self._endpoint.lists_wide_logprobs:
             return top
-        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
-            try:
+        # vLLM refuses the whole vocabulary if its max-logprobs is smaller.
+        with ignore_refusals(*REFUSAL_STATUSES):
+            for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
                 top = self._list_next_tokens(prompt, size)
-            except StatusError as error:
-                if error.status not in REFUSAL_STATUSES:
-                    raise
-                break  # vLLM with a larger max-logprobs that is still below the whole vocabulary
-            if not responses.is_label_missing(top, labels):
-                break
+                if not responses.is_label_missing(top, labels):
+                    break
         return top
 
     def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:

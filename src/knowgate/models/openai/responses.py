@@ -41,7 +41,7 @@ class TokenLogprobs:
     def entropy(self) -> float | None:
         """Estimated entropy in nats, or None if too few tokens are listed.
 
-        The share of unlisted tokens is estimated between two extremes.
+        What unlisted tokens add is estimated as the mean of its lowest and highest possible value.
         """
         if len(self.top) < MIN_TOKENS_FOR_ENTROPY:
             return None

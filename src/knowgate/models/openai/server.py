@@ -12,7 +12,7 @@ from typing import Any
 from knowgate.core.redaction import redact_message
 from knowgate.errors import KnowgateError, ModelError, ServerError, UnsupportedSignal
 from knowgate.models.backend import RemoteDraft
-from knowgate.models.openai.client import ApiClient, StatusError
+from knowgate.models.openai.client import ApiClient, StatusError, ignore_refusals
 from knowgate.models.openai.responses import has_tool_call, parse_completions, parse_token_logprobs
 from knowgate.models.tokenization import REPLACEMENT_CHARACTER
 from knowgate.types import Completion, Prompt, Result
@@ -101,8 +101,8 @@ class ModelEndpoint:
         Some servers ignore a parameter silently, so the response is checked.
         """
         fields = dict(PROBE_FIELDS)
-        for values in PROBED_PARAMETERS.values():
-            fields |= values[0]
+        for best_values, *_ in PROBED_PARAMETERS.values():
+            fields |= best_values
         response = self._try_fields(fields)
         if response is None:
             fields, response = self._probe_one_by_one()
@@ -138,12 +138,9 @@ class ModelEndpoint:
 
         Returns None if the server refuses the fields.
         """
-        try:
+        with ignore_refusals(*REFUSAL_STATUSES):
             return self.complete_prompt(PROBE_PROMPT, fields)
-        except StatusError as error:
-            if error.status in REFUSAL_STATUSES:
-                return None
-            raise
+        return None
 
     @functools.cached_property
     def lists_wide_logprobs(self) -> bool:
@@ -283,11 +280,8 @@ class ModelEndpoint:
             The beginning that was sent, which is the draft or NO_DRAFT, and what `send` returned for it.
         """
         if draft.completion is not None and self.can_continue(draft):
-            try:
+            with ignore_refusals(*REFUSAL_STATUSES):
                 return draft.completion, send(draft.completion)
-            except StatusError as error:
-                if error.status not in REFUSAL_STATUSES:
-                    raise
             self.refuses_drafts = True
         return NO_DRAFT, send(NO_DRAFT)
 
@@ -314,12 +308,9 @@ class ModelEndpoint:
 
     def list_models(self) -> list[dict[str, Any]]:
         """Return the server's list of models (GET /models), or an empty list if it has no such endpoint."""
-        try:
+        response = None
+        with ignore_refusals(*MISSING_STATUSES):
             response = self.client.get("/models")
-        except StatusError as error:
-            if error.status in MISSING_STATUSES:
-                return []
-            raise
         cards = response.get("data") if isinstance(response, dict) else None
         return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 

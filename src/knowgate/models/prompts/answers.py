@@ -147,9 +147,7 @@ def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
     question_terms = _find_terms(question)
     weights = _weigh_terms(sentences)
     mean_length = sum(sentence.length for sentence in sentences) / max(1, len(sentences))
-    passage_terms: dict[int, set[str]] = {}
-    for sentence in sentences:
-        passage_terms.setdefault(sentence.passage, set()).update(sentence.terms)
+    passage_terms = _collect_passage_terms(sentences)
     # Patterns of what the question asks for: a number, a name, both or neither.
     wanted = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
     scores = []
@@ -161,6 +159,14 @@ def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
         n_wanted = sum(pattern.search(sentence.text) is not None for pattern in wanted)
         scores.append(bm25 + _PASSAGE_SHARE * context + _TYPE_BONUS * n_wanted - _RANK_PENALTY * sentence.passage)
     return scores
+
+
+def _collect_passage_terms(sentences: Sequence[_Sentence]) -> dict[int, set[str]]:
+    """Return the terms of all sentences of each passage, by the number of the passage."""
+    terms: dict[int, set[str]] = {}
+    for sentence in sentences:
+        terms.setdefault(sentence.passage, set()).update(sentence.terms)
+    return terms
 
 
 def _weigh_terms(sentences: Sequence[_Sentence]) -> dict[str, float]:
@@ -337,13 +343,16 @@ def build_fitting_prompts(
     passages: Sequence[Sequence[Passage]],
     max_tokens: int,
 ) -> list[OpenPrompt]:
-    """Build the open-book prompts, with as many passages as fit the context window."""
+    """Build the open-book prompt of each question, with as many passages as fit the context window.
+
+    At first, all passages are tried in one call for all questions.
+    """
     full_prompts = [prompts.open(question, retrieved) for question, retrieved in zip(questions, passages, strict=True)]
     fitting = []
     for index, fits in enumerate(model.fits(full_prompts, max_tokens)):
-        if fits:
-            fitting.append(OpenPrompt(full_prompts[index], tuple(passages[index])))
-        else:
-            kept = fit_passages(model, prompts, questions[index], passages[index], max_tokens)
-            fitting.append(OpenPrompt(prompts.open(questions[index], kept), kept))
+        prompt, kept = full_prompts[index], tuple(passages[index])
+        if not fits:
+            kept = fit_passages(model, prompts, questions[index], kept, max_tokens)
+            prompt = prompts.open(questions[index], kept)
+        fitting.append(OpenPrompt(prompt, kept))
     return fitting

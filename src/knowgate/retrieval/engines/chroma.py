@@ -11,7 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from knowgate.core.frameworks import check_framework_version, wrap_errors
-from knowgate.retrieval.engines.base import FINGERPRINT_RECORDS, EngineRetriever, SearchHit, parse_collection_spec
+from knowgate.retrieval.engines.base import (
+    FINGERPRINT_RECORDS,
+    CollectionSpec,
+    EngineRetriever,
+    SearchHit,
+    parse_collection_spec,
+)
 
 DOCUMENT_FIELD = "text"  # field of a hit that holds the Chroma document; metadata of the same name replaces it
 
@@ -20,20 +26,24 @@ def open_chroma(value: str) -> ChromaRetriever:
     """Open a collection of a Chroma server or of a local Chroma folder, given as `URL_OR_FOLDER/COLLECTION`."""
     spec = parse_collection_spec("chroma", value)
     check_framework_version("chromadb", "chroma", majors=("1",))
+    with wrap_errors("Chroma"):
+        client = _open_client(spec)
+        collection = client.get_collection(spec.collection, embedding_function=None)
+    return ChromaRetriever(collection, **spec.options)
+
+
+def _open_client(spec: CollectionSpec) -> Any:
+    """Connect to a Chroma server if the address is a URL; otherwise open a local folder."""
     import chromadb
     from chromadb.config import Settings
 
     settings = Settings(anonymized_telemetry=False)
-    with wrap_errors("Chroma"):
-        if spec.is_url:
-            url = urlsplit(spec.address)
-            is_https = url.scheme == "https"
-            port = url.port or (443 if is_https else 80)
-            client = chromadb.HttpClient(str(url.hostname), port, ssl=is_https, settings=settings)
-        else:
-            client = chromadb.PersistentClient(spec.address, settings=settings)
-        collection = client.get_collection(spec.collection, embedding_function=None)
-    return ChromaRetriever(collection, **spec.options)
+    if not spec.is_url:
+        return chromadb.PersistentClient(spec.address, settings=settings)
+    url = urlsplit(spec.address)
+    is_https = url.scheme == "https"
+    port = url.port or (443 if is_https else 80)
+    return chromadb.HttpClient(str(url.hostname), port, ssl=is_https, settings=settings)
 
 
 class ChromaRetriever(EngineRetriever):

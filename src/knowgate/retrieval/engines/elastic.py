@@ -112,9 +112,8 @@ class ElasticRetriever(EngineRetriever):
         sequence_numbers = []
         for index, index_stats in (stats.get("indices") or {}).items():
             for shard, copies in (index_stats.get("shards") or {}).items():
-                for shard_copy in copies:
-                    if shard_copy.get("routing", {}).get("primary") and "seq_no" in shard_copy:
-                        sequence_numbers.append(f"{index}/{shard}:{shard_copy['seq_no']['max_seq_no']}")
+                primaries = [item for item in copies if item.get("routing", {}).get("primary") and "seq_no" in item]
+                sequence_numbers += [f"{index}/{shard}:{primary['seq_no']['max_seq_no']}" for primary in primaries]
         return [count.get("count"), sorted(sequence_numbers)]
 
 

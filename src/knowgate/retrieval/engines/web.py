@@ -254,7 +254,12 @@ def _normalize_query(query: str) -> str:
 
 @dataclass(frozen=True)
 class StoredSearch:
-    """The stored results of a search, and the time of the search."""
+    """The stored results of a search.
+
+    Args:
+        at: The time of the search, in seconds since 1970.
+        results: The results, best first.
+    """
 
     at: float
     results: tuple[WebResult, ...] = ()
@@ -262,7 +267,11 @@ class StoredSearch:
 
 @dataclass(frozen=True)
 class SpentBudget:
-    """The contents of a `SearchBudget` file: the search times of the last day."""
+    """The contents of a `SearchBudget` file.
+
+    Args:
+        spent: The times of the searches of the last day, in seconds since 1970.
+    """
 
     spent: tuple[float, ...] = ()
 
@@ -376,12 +385,18 @@ class SearchBudget:
                     f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "
                     "limit in the spec: ?day=N"
                 )
-            last_minute = [at for at in times if now - at < MINUTE_SECONDS]
-            if len(last_minute) >= self._per_minute:
-                # A search is possible again when the oldest of the last `per_minute` searches is a minute old.
-                return float(MINUTE_SECONDS - (now - last_minute[-self._per_minute]))
-            write_json(self.file, {"spent": [*times, now]})
-        return 0.0
+            wait = self._compute_wait(times, now)
+            if wait == 0:
+                write_json(self.file, {"spent": [*times, now]})
+        return wait
+
+    def _compute_wait(self, times: Sequence[float], now: float) -> float:
+        """Return the seconds until the limit per minute allows another search, or 0 if it allows one now."""
+        last_minute = [at for at in times if now - at < MINUTE_SECONDS]
+        if len(last_minute) < self._per_minute:
+            return 0.0
+        # A search is possible again when the oldest of the last `per_minute` searches is a minute old.
+        return MINUTE_SECONDS - (now - last_minute[-self._per_minute])
 
     def _read_times(self, now: float) -> list[float]:
         """Read the times of the last day's searches. Times in the future are corrected in the file."""

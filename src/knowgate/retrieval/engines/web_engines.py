@@ -49,7 +49,14 @@ class WebOptions(Options):
 
 @dataclass(frozen=True)
 class WebResult:
-    """A web search result as plain text; `score` is None if the engine returns no scores."""
+    """A web search result as plain text.
+
+    Args:
+        url: The address of the page.
+        title: The title of the page.
+        text: An excerpt of the page, or its whole text.
+        score: How well the page matches; higher is better. None if the engine returns no scores.
+    """
 
     url: str
     title: str

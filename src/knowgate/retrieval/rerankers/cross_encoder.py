@@ -257,10 +257,9 @@ class CrossEncoderReranker:
             check_reranker_files(self.spec)
         if is_aligned_reranker(self.spec):
             read_reranker_manifest(self.spec)  # called because it checks the files
+        options = {"device": self._device, "local_files_only": is_local, "model_kwargs": {"use_safetensors": True}}
         with _translate_loading_errors(self.spec):
-            model = CrossEncoder(
-                self.spec, device=self._device, local_files_only=is_local, model_kwargs={"use_safetensors": True}
-            )
+            model = CrossEncoder(self.spec, **options)
         if model.num_labels != 1:
             raise ModelError(
                 f"the reranker '{self.spec}' returns {model.num_labels} scores per pair instead of one. Use another model."
