@@ -56,7 +56,7 @@ def ask(
     {"messages": [{"role": "user", "content": "Who wrote Hamlet?"}]}.
     """
     settings = load_command_settings(config, options, no_rules)
-    lines = None if interactive else read_arguments(questions)  # Bad input is reported before a model is loaded.
+    lines = None if interactive else read_arguments(questions)  # bad input is reported before a model is loaded
     rag = build_pipeline(settings, record)
     _print_guarantee(rag, explain)
     try:
@@ -91,16 +91,16 @@ def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, expl
     """
     questions = (_parse_question_line(rag.model, line) for line in lines)
     answers = _print_live_answers(rag, questions) if live else _print_answers(rag, questions, as_json)
-    distances = []  # of the questions from those that the gate was fitted on
+    training_distances = []  # how far each question is from the questions that the gate was fitted on
     n_cut_off = 0
     for answer in answers:
-        distances.append(answer.decision.distance)
+        training_distances.append(answer.decision.distance)
         n_cut_off += not answer.finished
         if explain and not as_json:
             show_decision_basis(answer.decision)
     if n_cut_off and not as_json:
         _print_truncation_notice(rag)
-    _warn_about_far_questions(rag, distances)
+    _warn_about_far_questions(rag, training_distances)
 
 
 def _print_live_answers(rag: AdaptiveRAG, questions: Iterator[Question]) -> Iterator[Answer]:
@@ -131,23 +131,28 @@ def decide(
 ) -> None:
     """Say for each question whether it needs retrieval, without retrieving or answering."""
     settings = load_command_settings(config, options, no_rules)
-    lines = read_arguments(questions)
+    lines = read_arguments(questions)  # bad input is reported before a model is loaded
     rag = build_pipeline(settings, record, retrieves=False)
     _print_guarantee(rag, explain)
     parsed = (_parse_question_line(rag.model, line) for line in lines)
-    distances = []  # of the questions from those that the gate was fitted on
-    for question, decision in rag.decide_stream(parsed, first=1):
-        distances.append(decision.distance)
+    training_distances = []  # how far each question is from the questions that the gate was fitted on
+    for question, decision in rag.decide_stream(parsed, first=1):  # a first batch of one question appears soon
+        training_distances.append(decision.distance)
         if as_json:
-            id_field = {"id": question.id} if question.id else {}
-            print_json({**id_field, "question": question.text, **decision_record(decision), "model": rag.model.name})
+            _print_decision_record(question, decision, rag.model.name)
         else:
             _show_decided_question(question, decision, explain)
-    _warn_about_far_questions(rag, distances)
+    _warn_about_far_questions(rag, training_distances)
+
+
+def _print_decision_record(question: Question, decision: Decision, model: str) -> None:
+    """Print a question and its decision as JSON. A single question has no id."""
+    id_field = {"id": question.id} if question.id else {}
+    print_json({**id_field, "question": question.text, **decision_record(decision), "model": model})
 
 
 def _show_decided_question(question: Question, decision: Decision, explain: bool) -> None:
-    """Print a decision with its question and reason, and its basis if asked to."""
+    """Print a question with the decision and its reason. With `explain`, also print the details."""
     text = f"  {sanitize_text(question.text)}  "
     reason = (sanitize_text(decision.reason), "dim")
     create_console().print(Text.assemble(format_verdict(decision), text, reason))
@@ -161,7 +166,7 @@ def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
     Otherwise warn if the guarantee of a user's own gate does not hold.
     """
     if explain:
-        if rag.guarantee:
+        if rag.guarantee:  # "" if no accuracy is guaranteed
             inform(rag.guarantee)
         return
     gate = rag.bound_gate
@@ -228,26 +233,32 @@ def _read_conversation(first: Sequence[str]) -> Iterator[str]:
 
 
 def _parse_question_line(model: Model, line: Question) -> Question:
-    """Return the question of a line (plain text or JSON).
+    """Return the question of an input line: plain text, a JSON object with a question, or a chat.
 
     The model rewrites the last question of a chat to stand alone.
 
     Raises:
         BadInput: The line looks like a chat, but its JSON or its messages are invalid.
     """
-    if not line.text.startswith("{"):
-        return line
     where = f"line {line.id or 1}"
-    try:
-        record = parse_json(line.text, where)
-    except BadInput:
-        if '"messages"' in line.text:  # a chat with a mistake, not a question
-            raise
-        return line
+    record = _parse_record(line.text, where)
     if "messages" in record:
-        return question_from_messages(model, _check_messages(record["messages"], where), line.id)
+        messages = _check_messages(record["messages"], where)
+        return question_from_messages(model, messages, line.id)
     text = record.get("question")
     return replace(line, text=text) if isinstance(text, str) and text.strip() else line
+
+
+def _parse_record(line: str, where: str) -> dict[str, Any]:
+    """Parse the JSON object of a line. A line of plain text gives {}."""
+    record: dict[str, Any] = {}
+    try:
+        if line.startswith("{"):
+            record = parse_json(line, where)
+    except BadInput:
+        if '"messages"' in line:  # a chat with a mistake, not a question
+            raise
+    return record
 
 
 def _check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
@@ -288,29 +299,21 @@ def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
     Returns:
         The complete answer.
     """
-    line = StreamedLine()
-    first_decision: Decision | None = None
-    with closing(rag.answer_stream(question)) as events, closing(line):
+    shown_decision = None
+    with closing(rag.answer_stream(question)) as events, closing(StreamedLine()) as line:
         for event in events:
-            match event:
-                case DecisionEvent(decision):
-                    first_decision = decision
-                    show_decision(decision)
-                case TextEvent(text):
-                    line.add(text)
-                case AnswerEvent(answer):
-                    line.add(_format_ending(answer))
-                    line.close()
-                    _show_answer_basis(answer, first_decision)
-                    return answer
-    raise RuntimeError("the stream ended without an answer")
-
-
-def _show_answer_basis(answer: Answer, shown_decision: Decision | None) -> None:
-    """Print the sources of an answer, and its decision unless it is already shown."""
-    if answer.decision != shown_decision:
+            if isinstance(event, DecisionEvent):
+                shown_decision = event.decision
+                show_decision(shown_decision)
+            elif isinstance(event, TextEvent):
+                line.add(event.text)
+            elif isinstance(event, AnswerEvent):  # the last event, with the complete answer
+                answer = event.answer
+        line.add(_format_ending(answer))
+    if answer.decision != shown_decision:  # the final decision may have more notes
         show_decision(answer.decision)
     show_sources(answer)
+    return answer
 
 
 @dataclass

@@ -44,11 +44,16 @@ def calibrate_command(
         inform(f"Left out: {left_out}.")
     arbiter_flag = f" --arbiter {arbiter}" if arbiter else ""
     if is_artifact(gate):
-        model = RunFolder(labels[0]).manifest()["settings"]["model"]
-        command = f"knowgate ask --gate {calibration.source}{arbiter_flag}{suggest_ask_options(model)}"
-        inform(f"Written to {calibration.source}. Use it: {command}")
+        inform(_suggest_stored_gate(str(calibration.source), labels[0], arbiter_flag))
     else:
         inform(_suggest_threshold_flag(gate, calibration.threshold, arbiter_flag))
+
+
+def _suggest_stored_gate(folder: str, run: Path, arbiter_flag: str) -> str:
+    """Say how to use a fitted gate, which stores its threshold. `run` is a label run of the LLM."""
+    model = RunFolder(run).manifest()["settings"]["model"]
+    command = f"knowgate ask --gate {folder}{arbiter_flag}{suggest_ask_options(model)}"
+    return f"Written to {folder}. Use it: {command}"
 
 
 def _suggest_threshold_flag(gate: str, threshold: float, arbiter_flag: str) -> str:

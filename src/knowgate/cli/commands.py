@@ -72,7 +72,7 @@ def create_command(name: str, function: Callable[..., None], renamed: Mapping[st
 class RenamedOptionsCommand(TyperCommand):
     """Command that also accepts the old names of options. An old name prints a note on stderr."""
 
-    renamed: Mapping[str, str] = {}
+    renamed: Mapping[str, str] = {}  # new name of each renamed option, by its old name
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line, after replacing old names of options by new ones."""
@@ -142,9 +142,8 @@ class LazyGroup(TyperGroup):
     def _with_placeholders(self) -> LazyGroup:
         """Return a copy of the group with commands for completion only. They need no slow imports."""
         group = copy.copy(self)
-        group.commands = {}
-        for name, entry in self.get_entries().items():
-            group.commands[name] = TyperCommand(name=name, help=entry.describe())
+        entries = self.get_entries().items()
+        group.commands = {name: TyperCommand(name=name, help=entry.describe()) for name, entry in entries}
         return group
 
 

@@ -29,7 +29,7 @@ class SanitizedRenderable:
     Control characters in the text are escaped, but control sequences of rich are kept.
     """
 
-    inner: RenderableType
+    inner: RenderableType  # what is printed
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the rendered segments with their text escaped."""

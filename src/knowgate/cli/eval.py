@@ -58,7 +58,7 @@ def eval_(
     check_trackers(mlflow=output.mlflow, wandb=output.wandb)
     if options.out is not None:
         report_folder.check_report_folder(options.out)  # fail before the evaluation, not after it
-    if "price_wrong" in options.model_fields_set:  # the price of a wrong answer is compared with that of a search
+    if "price_wrong" in options.model_fields_set:  # a wrong answer is weighed against a search, by their prices
         options = options.replace(price_search=report.price_search)
     specs = split_gate_specs(gates, runs or ())
     evaluation = _evaluate_with_progress(specs, runs, output.data, options)
@@ -68,10 +68,15 @@ def eval_(
     else:
         _print_evaluation(evaluation, report, full=output.full)
     if options.out is not None:
-        report_folder.write_report(evaluation, options.out, options=report)
-        if report.html:
-            inform(f"Page: {(options.out / report_folder.PAGE_FILE).resolve()}")
+        _write_report(evaluation, options.out, report)
     _log_evaluation(evaluation, output)
+
+
+def _write_report(evaluation: Evaluation, out: Path, options: report_folder.ReportOptions) -> None:
+    """Write the report of an evaluation to a folder, and print where its page is."""
+    report_folder.write_report(evaluation, out, options=options)
+    if options.html:
+        inform(f"Page: {(out / report_folder.PAGE_FILE).resolve()}")
 
 
 def _evaluate_with_progress(
@@ -181,18 +186,24 @@ def compare(
     before = load_evaluation_summary(first, specs, options.resamples)
     after = load_evaluation_summary(second, specs, options.resamples)
     diff = diff_evaluations(before, after, options.gate, options.resamples)
-    worse = [] if options.fail_if_worse is None else [gate.gate for gate in diff.find_worse(options.fail_if_worse)]
+    max_fall = options.fail_if_worse  # None to allow any fall of the accuracy
+    worse_gates = [] if max_fall is None else [gate.gate for gate in diff.find_worse(max_fall)]
     if as_json:
-        print_json({**diff_to_dict(diff), "worse": worse})
+        print_json({**diff_to_dict(diff), "worse": worse_gates})
     else:
         _print_diff(diff)
     if options.out is not None and options.html:
         diff_report.write_diff_page(diff, options.out)
         inform(f"Page: {options.out.resolve()}")
-    if worse:
-        names = ", ".join(f"'{gate}'" for gate in worse)
-        inform(f"Accuracy fell by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red")
+    if max_fall is not None and worse_gates:
+        _report_worse_gates(worse_gates, max_fall)
         raise typer.Exit(EXIT_WORSE)
+
+
+def _report_worse_gates(gates: list[str], max_fall: float) -> None:
+    """Print the names of gates whose accuracy fell by more than `max_fall`."""
+    names = ", ".join(f"'{gate}'" for gate in gates)
+    inform(f"Accuracy fell by more than {format_point_count(max_fall)}: {names}.", style="red")
 
 
 def _print_diff(diff: EvaluationDiff) -> None:

@@ -72,23 +72,24 @@ class FitGroup(LazyGroup):
 
     def get_entries(self) -> Mapping[str, CommandEntry]:
         """Return the commands of the group by name: all gates, then `arbiter` and `reranker`."""
-        entries = {}
-        for name in list_fittable_gates():
-            make_command = partial(make_gate_command, name)
-            summarize = partial(summarize_gate, name)
-            renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
-            entries[name] = CommandEntry(make_command, summarize, GATES_PANEL, renamed)
-        arbiter_summary = "which of two answers is given after retrieval"
-        entries["arbiter"] = CommandEntry(make_arbiter_command, arbiter_summary, "Arbiters", RENAMED_OPTIONS)
-        target = "knowgate.cli.reranker:fit_reranker_command"
-        entries["reranker"] = CommandEntry(target, "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS)
-        return entries
+        gates = {name: _make_gate_entry(name) for name in list_fittable_gates()}
+        return {**gates, "arbiter": ARBITER_ENTRY, "reranker": RERANKER_ENTRY}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command. The error for an unknown name suggests a similar one."""
         if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
             raise UnknownName("fitted gate", cmd_name, self.commands)
         return self.commands.get(cmd_name)
+
+
+def _make_gate_entry(name: str) -> CommandEntry:
+    """Describe the command that fits a gate. Its code is imported on first use."""
+    return CommandEntry(
+        target=partial(make_gate_command, name),
+        summary=partial(summarize_gate, name),
+        panel=GATES_PANEL,
+        renamed={**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})},
+    )
 
 
 def summarize_gate(name: str) -> str:
@@ -128,7 +129,7 @@ def fit_policy_command(
 
 
 def _check_no_flag_before_name(labels: list[Path] | None, out: Path | None) -> None:
-    """Raise an error if a flag stands before the name of a gate."""
+    """Raise an error if a flag stands before the name of a gate, as in `knowgate fit --out DIR probe`."""
     if labels or out:
         flag = "--labels" if labels else "--out"
         raise typer.BadParameter(f"This option must follow the name of a command: knowgate fit COMMAND {flag}.")
@@ -169,10 +170,16 @@ app = typer.Typer(
 # --- gates ----------------------------------------------------------------------------------------
 
 
+class TextOptions(FitOptions):
+    """Options of gates that read no hidden states: `keep_questions` has no effect and gets no flag."""
+
+    keep_questions: bool = option(True, "", flag=None)
+
+
 def make_gate_command(name: str) -> Callable[..., None]:
     """Make the function behind a command such as `knowgate fit probe`.
 
-    `own` are the options of this gate, `options` those of all.
+    Flags are made from its annotations. `own` are the options of this gate, `options` those of all gates.
     """
     function = load_fit_function(name)
 
@@ -180,11 +187,8 @@ def make_gate_command(name: str) -> Callable[..., None]:
         fit_and_print(name, labels or [], out, options, get_set_fields(own))
 
     command.__annotations__["own"] = read_fit_options(function)
-    if not read_requirements(function).reads_states:  # then `keep_questions` has no effect and gets no flag
-        without_flag: Any = (bool, option(True, "", flag=None))
-        command.__annotations__["options"] = create_model(
-            "TextOptions", __base__=FitOptions, keep_questions=without_flag
-        )
+    if not read_requirements(function).reads_states:
+        command.__annotations__["options"] = TextOptions
     summary = (inspect.getdoc(function) or f"Fit {name}.").split("\n\n")[0]
     command.__doc__ = f"{summary}\n\nExample: knowgate fit {name} --labels RUN --out my-{name}"
     return expand_options(command, own=f"Options of {name}")
@@ -203,12 +207,17 @@ def fit_and_print(
         gate_options: Options of this gate that the user gave, by name.
     """
     with show_progress(f"fitting {name}", "examples") as show:
-        watch = _make_watcher(show)
-        gate = fit(name, labels, out=out, options=options, command=format_command_line(), watch=watch, **gate_options)
+        watch, command = _make_watcher(show), format_command_line()
+        gate = fit(name, labels, out=out, options=options, command=command, watch=watch, **gate_options)
     manifest = gate.artifact.manifest
     _print_gate_metrics(manifest)
     inform(f"{name} fitted on '{manifest['target']}': {format_split(manifest['split'])}.")
     inform(_describe_gate(gate))
+    _print_gate_advice(manifest, out)
+
+
+def _print_gate_advice(manifest: Mapping[str, Any], out: Path) -> None:
+    """Print how to use the gate in the folder `out`, and warnings about weak results."""
     n_test = manifest["split"]["test"]
     if n_test < MIN_TEST_QUESTIONS:
         inform(f"Only {n_test} questions were held out; label {RECOMMENDED_QUESTIONS} or more.", style="yellow")
@@ -262,6 +271,14 @@ def make_arbiter_command() -> Callable[..., None]:
     command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)
     command.__doc__ = ARBITER_HELP
     return expand_options(command, own="Options of the modes")
+
+
+ARBITER_ENTRY = CommandEntry(
+    make_arbiter_command, "which of two answers is given after retrieval", "Arbiters", RENAMED_OPTIONS
+)
+RERANKER_ENTRY = CommandEntry(
+    "knowgate.cli.reranker:fit_reranker_command", "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS
+)
 
 
 def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:

@@ -85,12 +85,12 @@ def import_(
 
     Example: knowgate history import runs/train --rule all --time-sensitive bench:uar_gate_time/train --history log.db
     """
-    is_new = embedder is None and not history_exists(history)
+    gets_default_embedding = embedder is None and not history_exists(history)
     store = open_history(history, embedder)
     scopes: set[HistoryScope] = set()
     for run in runs:
         entries = _read_entries(run, options)
-        if is_new:
+        if gets_default_embedding:
             _warn_about_language(entries)
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
@@ -123,14 +123,8 @@ def add(
     store = open_history(history, embedder)
     scope = _resolve_scope(store, options)
     expires = None if options.days is None else time.time() + options.days * SECONDS_PER_DAY
-    record = {
-        "question": question,
-        "label": options.label,
-        "source": options.source,
-        "outcome": options.outcome,
-        "expires": expires,
-        **asdict(scope),
-    }
+    labels = {"label": options.label, "source": options.source, "outcome": options.outcome}
+    record = {"question": question, **labels, "expires": expires, **asdict(scope)}
     _add(store, [entry_from_record(record, "the entry")])
 
 
@@ -274,6 +268,7 @@ def _warn_about_language(entries: Sequence[LogEntry]) -> None:
 
 
 def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
+    """Write entries to the log in batches, each in one transaction."""
     for start in range(0, len(entries), ADD_BATCH):
         store.add(entries[start : start + ADD_BATCH])
 

@@ -75,15 +75,20 @@ def label(
         try:
             folder = run_label(data, model=model, out=out, options=options, on_progress=bar)
         except KeyboardInterrupt:
-            if bar.latest.total:  # 0 if the run has not started yet
-                done = f"{len(RunFolder(out).done())} of {bar.latest.total} questions are saved in {out}"
-                inform(f"{done}. Run the same command to continue.")
+            _print_saved_questions(RunFolder(out), bar.latest.total)
             raise
     _print_summary(bar.latest, out)
     if not options.closed_book:
         _print_missing_answers(folder)
     if kb_sat:
         _write_kb_sat(folder, kb_sat, options.seed)
+
+
+def _print_saved_questions(run: RunFolder, total: int) -> None:
+    """Print how many questions of an interrupted run are saved. `total` is 0 if the run has not started yet."""
+    if total:
+        done = f"{len(run.done())} of {total} questions are saved in {run.path}"
+        inform(f"{done}. Run the same command to continue.")
 
 
 def _print_missing_answers(folder: RunFolder) -> None:
@@ -100,7 +105,7 @@ def _print_missing_answers(folder: RunFolder) -> None:
 class LabelProgressBar:
     """Progress callback of a label run: updates the bar and stores the latest progress in `latest`."""
 
-    show: ProgressCallback
+    show: ProgressCallback  # updates the bar
     latest: LabelProgress = field(default_factory=lambda: LabelProgress(total=0))
 
     def __call__(self, progress: LabelProgress) -> None:
@@ -116,9 +121,9 @@ def _format_speed(progress: LabelProgress) -> str:
 
 
 def _print_summary(progress: LabelProgress, out: Path) -> None:
-    """Print how many questions are labeled and failed, and the speed.
+    """Print how many questions are labeled and failed, and the speed of this session.
 
-    Only `progress.fresh` leaves out earlier sessions.
+    `progress.fresh` counts the questions of this session, `done` and `failed` those of earlier ones, too.
     """
     failed = ""
     if progress.failed:

@@ -23,7 +23,7 @@ from knowgate.core import VERSION
 from knowgate.core.display import sanitize_text
 from knowgate.errors import KnowgateError
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 DEBUG_FLAG = "--debug"
 EXIT_CODES_HELP = (
     "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 an evaluation is worse than allowed "
@@ -108,15 +108,9 @@ def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
     """Run a command and return its exit code. Expected errors are printed, unexpected ones are raised."""
     try:
         return _run(arguments)
-    except KnowgateError as error:
-        from knowgate.cli.error_messages import explain_library_error
-
-        commands = typer.main.get_group(app).commands
-        return _print_error(explain_library_error(str(error), arguments, commands), 1, is_debug)
-    except CommandLineError as error:
-        from knowgate.cli.error_messages import explain_usage_error
-
-        return _print_error(explain_usage_error(error), EXIT_USAGE, is_debug)
+    except (KnowgateError, CommandLineError) as error:
+        code = EXIT_FAILURE if isinstance(error, KnowgateError) else EXIT_USAGE
+        return _print_error(_explain_error(error, arguments), code, is_debug)
     except (KeyboardInterrupt, typer.Abort):
         return _print_error("interrupted.", EXIT_INTERRUPTED, is_debug)
     except (BrokenPipeError, SystemExit):  # the reader of our output is gone, as with `head`
@@ -126,7 +120,16 @@ def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
     except OSError as error:
         if error.errno is None:  # raised by a library, not by the operating system
             raise
-        return _print_error(_explain_os_error(error), 1, is_debug)
+        return _print_error(_explain_os_error(error), EXIT_FAILURE, is_debug)
+
+
+def _explain_error(error: Exception, arguments: list[str]) -> str:
+    """Explain an error of the library, or wrong usage of the command line."""
+    from knowgate.cli.error_messages import explain_library_error, explain_usage_error  # the help page needs none
+
+    if isinstance(error, KnowgateError):
+        return explain_library_error(str(error), arguments, typer.main.get_group(app).commands)
+    return explain_usage_error(error)
 
 
 def _run(arguments: list[str]) -> int:

@@ -33,6 +33,7 @@ from knowgate.cli.options import parse_path
 from knowgate.core.options import Options
 from knowgate.core.validation import MAX_COUNT
 
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 FLAG_TYPES = (str, Path, float, int, bool)  # a field that accepts several types is parsed as the first of these
 
 
@@ -56,12 +57,11 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
             values[name] = _pop_options(model, values)
         function(**values)
 
-    command_parameters = [parameter for name, parameter in parameters.items() if name not in models]
+    # A parameter without a default may follow others only by keyword.
+    flags = [parameter.replace(kind=KEYWORD_ONLY) for name, parameter in parameters.items() if name not in models]
     for name, model in models.items():
-        command_parameters += make_flags(model, panels.get(name))
-    # typer reads the flags from the signature. A parameter without a default may follow others only by keyword.
-    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in command_parameters]
-    command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+        flags += make_flags(model, panels.get(name))
+    command.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined] # typer reads the flags from it
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     return command
@@ -114,10 +114,21 @@ def _make_flag(
         flags: Flag of every field of the model, by field name. In the help text, they replace names of fields.
         panel: Heading on the help page, unless the field sets its own.
     """
+    option = _make_typer_option(field, flag, flags, panel)
+    flag_type = _get_flag_type(field.annotation)
+    annotation: Any = list[flag_type] if _is_list(field.annotation) else flag_type  # type: ignore[valid-type]
+    if field.is_required():
+        return inspect.Parameter(name, KEYWORD_ONLY, annotation=Annotated[annotation, option])
+    # None means that the flag was not typed.
+    return inspect.Parameter(name, KEYWORD_ONLY, default=None, annotation=Annotated[annotation | None, option])
+
+
+def _make_typer_option(field: FieldInfo, flag: str, flags: Mapping[str, str], panel: str | None) -> Any:
+    """Make what typer shows and checks of a flag: its help text, allowed values and bounds."""
     extra = _get_extra(field)
     flag_type = _get_flag_type(field.annotation)
     choices = _list_values(field.annotation)  # empty if every value is allowed
-    option = typer.Option(
+    return typer.Option(
         flag,
         help=translate_arguments(field.description or "", flags) + _format_default(field),
         metavar=extra.get("metavar") or "|".join(choices) or None,
@@ -126,12 +137,6 @@ def _make_flag(
         parser=parse_path if flag_type is Path else None,
         **_get_bounds(field, flag_type),
     )
-    annotation: Any = list[flag_type] if _is_list(field.annotation) else flag_type  # type: ignore[valid-type]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    if field.is_required():
-        return inspect.Parameter(name, keyword, annotation=Annotated[annotation, option])
-    # None means that the flag was not typed.
-    return inspect.Parameter(name, keyword, default=None, annotation=Annotated[annotation | None, option])
 
 
 def _make_completion(choices: Sequence[str]) -> Callable[[str], list[str]]:

@@ -117,13 +117,11 @@ class ProgressLines:
             return
         self.interval = min(2 * self.interval, MAX_LINE_INTERVAL)
         self.next_at = now + self.interval
-        line = f"{name}: {done:,} of {total:,} {unit or self.unit}"
-        if pace:
-            line += f", {pace}"
+        parts = [f"{name}: {done:,} of {total:,} {unit or self.unit}", pace]
         if done > first_done:
             seconds_per_item = (now - first_time) / (done - first_done)
-            line += f", {format_duration((total - done) * seconds_per_item)} left"
-        self.write(line)
+            parts.append(f"{format_duration((total - done) * seconds_per_item)} left")
+        self.write(", ".join(filter(None, parts)))
 
     def say(self, line: str) -> None:
         self.write(line)

@@ -74,7 +74,7 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
     thresholds = parse_thresholds(options.thresholds)
     logged = read_traffic(log, options, options.arm)
     names = name_thresholds(logged, options.gate)
-    thresholds += names
+    thresholds += names  # the keys, which are thresholds
     if logged.constant_decision:  # the gate has no threshold that could be changed
         thresholds = list(names) or [ALWAYS_THRESHOLD]
     traffic = replay.Traffic(logged.events)
@@ -129,10 +129,7 @@ def _read_label_run(run: Path, options: TrafficOptions) -> LoggedTraffic:
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
-    """Return notes on thresholds.
-
-    Example: {0.4: "the gate's own", 0.5: "as it ran"}. The latter made all logged decisions.
-    """
+    """Return notes on thresholds, such as {0.4: "the gate's own", 0.5: "as it ran"} (in all logged decisions)."""
     names: dict[float, str] = {}
     if gate is not None:
         own = _get_gate_threshold(log, gate) if log.own_threshold is None else log.own_threshold
@@ -226,7 +223,7 @@ def _format_share(share: Proportion) -> str:
 
 
 def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
-    """Print how many questions the numbers cover, with omissions and estimates."""
+    """Print which questions the results cover, which lines were left out, and which costs are assumed."""
     n = len(log.events)
     arbiter = f" with the arbiter {log.arbiter}" if log.arbiter else ""
     few = f" Fewer than {replay.MIN_KNOWN_QUESTIONS} prove little." if n < replay.MIN_KNOWN_QUESTIONS else ""
@@ -307,8 +304,8 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
         print_json(_make_cost_record(logged, comparison, threshold))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
-        not_counted = _describe_judge_cost([options.gate, *logged.gates, logged.arbiter])
-        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
+        judge_note = _describe_judge_cost([options.gate, *logged.gates, logged.arbiter])
+        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{judge_note}")
         print_tables([build_cost_table(comparison, threshold, currency)])
     if are_assumed:
         inform(ASSUMED_PRICES_MESSAGE)
@@ -329,8 +326,7 @@ def _describe_judge_cost(gates_and_arbiter: Sequence[str | None]) -> str:
 
     A judge is a model of its own, which runs for every question.
     """
-    has_any_judge = any(has_judge(name) for name in gates_and_arbiter if name)
-    return f" {NOT_COUNTED}" if has_any_judge else ""
+    return f" {NOT_COUNTED}" if any(has_judge(name) for name in gates_and_arbiter if name) else ""
 
 
 def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
@@ -349,7 +345,7 @@ def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
 
 
 def build_cost_table(comparison: CostComparison, threshold: float, currency: str) -> TextTable:
-    """Build the table of costs of always retrieving, never retrieving, and the gate.
+    """Build the table of costs, with one row each for always retrieving, never retrieving, and the gate.
 
     Columns without any known amount are left out.
 
@@ -358,21 +354,26 @@ def build_cost_table(comparison: CostComparison, threshold: float, currency: str
         threshold: Threshold of the gate, for the title.
         currency: Name of the currency, for the title.
     """
-    money = "money" if comparison.prices.include_llm else "money, searches only"
-    costs = comparison.policies.values()
-    columns = {
-        money: [_format(cost.money(comparison.prices), "{:,.4g}") for cost in costs],
-        "searches": [_format(cost.searches) for cost in costs],
-        "LLM calls": [_format(cost.calls) for cost in costs],
-        "right, against always": [_format(cost.change, "{:+,.1f}") for cost in costs],
-        "lost": [_format(cost.lost.value if cost.lost else None, "{:,.1f}") for cost in costs],
-        "tokens read": [_format(cost.prompt) for cost in costs],
-        "tokens written": [_format(cost.completion) for cost in costs],
-        "GPU seconds": [_format(cost.gpu) for cost in costs],
-    }
-    known = {title: cells for title, cells in columns.items() if set(cells) != {UNKNOWN_AMOUNT}}
+    rows = [_format_cost(cost, comparison.prices) for cost in comparison.policies.values()]
+    known = [column for column in rows[0] if any(row[column] != UNKNOWN_AMOUNT for row in rows)]
+    cells = [(name, *(row[column] for column in known)) for name, row in zip(comparison.policies, rows, strict=True)]
     title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {threshold:g}, money in {currency}"
-    return TextTable(title, ("", *known), tuple(zip(comparison.policies, *known.values(), strict=True)))
+    return TextTable(title, ("", *known), tuple(cells))
+
+
+def _format_cost(cost: replay.PolicyCost, prices: replay.Prices) -> dict[str, str]:
+    """Format the cost of always, never or gated retrieval as a row of the table, by column."""
+    money = "money" if prices.include_llm else "money, searches only"
+    return {
+        money: _format(cost.money(prices), "{:,.4g}"),
+        "searches": _format(cost.searches),
+        "LLM calls": _format(cost.calls),
+        "right, against always": _format(cost.change, "{:+,.1f}"),
+        "lost": _format(cost.lost.value if cost.lost else None, "{:,.1f}"),
+        "tokens read": _format(cost.prompt),
+        "tokens written": _format(cost.completion),
+        "GPU seconds": _format(cost.gpu),
+    }
 
 
 def _format(amount: float | None, template: str = "{:,.0f}") -> str:
@@ -406,13 +407,13 @@ def _describe_saved_money(comparison: CostComparison, currency: str) -> str:
 
 def describe_break_even(comparison: CostComparison) -> str:
     """Say at which price of a search the gate is cheaper than always retrieving. If the price is unknown, say why."""
+    prices = comparison.prices
     if comparison.break_even is not None:
         return f"The gate is cheaper if a search costs more than {comparison.break_even:.3g}."
-    if not comparison.prices.include_llm:
+    if not prices.include_llm:
         return _describe_unpriced_calls(comparison)
-    prices = comparison.prices
     missing = [*comparison.always.missing_amounts(prices), *comparison.gated.missing_amounts(prices)]
-    if not missing:
+    if not missing:  # the log records all amounts that have a price
         return "The gate skips no search at this threshold, so it is never cheaper."
     flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in dict.fromkeys(missing))
     return (

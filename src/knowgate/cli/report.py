@@ -35,9 +35,9 @@ def report(
     Prints tables with the label runs side by side. Also writes an HTML page.
     """
     reports = read_run_reports(runs)
-    for run in reports:
-        if not run.boundary.counts.rows:
-            raise BadInput(f"the label run '{run.path}' has no rows yet. Continue it with `knowgate label`.")
+    empty = [run.path for run in reports if not run.boundary.counts.rows]
+    if empty:
+        raise BadInput(f"the label run '{empty[0]}' has no rows yet. Continue it with `knowgate label`.")
     if as_json:
         print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:

@@ -31,7 +31,7 @@ from knowgate.training import reranker_artifact as artifact
 from knowgate.training.fit_function import FitProgressCallback
 from knowgate.training.preference_run import PreferenceOptions, PreferenceProgress, measure_preferences
 from knowgate.training.reranker import MINILM
-from knowgate.training.reranker_trainer import RankingGroup, RerankerTrainingOptions
+from knowgate.training.reranker_trainer import RankingGroup, RerankerTrainingOptions, TrainingLog
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
 PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
@@ -176,8 +176,7 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """Print the ranking metrics before and after training, warnings, and the next command.
 
     Args:
-        fitted: The reranker. `tested` are its test questions. `alignment.selection` says which checkpoint of the
-            training was best on dev questions; its `share` is 0 if none was better than the untrained model (the base).
+        fitted: The reranker, with its test questions in `tested`.
         out: Folder of the reranker, for the suggested command.
     """
     if fitted.tested:
@@ -185,17 +184,21 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     else:
         inform("No test question has passages of different effect, so the reranker was not measured on any.")
         inform("Measure some: knowgate prefer --split test, then knowgate eval-rerank.")
-    selection = fitted.alignment.selection
+    _print_training_notes(fitted.alignment)
+    inform(f"Reranker aligned on {fitted.alignment.groups} questions, measured on {len(fitted.tested)}.")
+    inform(f"Use it: knowgate ask --rerank {out}")
+
+
+def _print_training_notes(alignment: TrainingLog) -> None:
+    """Print how the training changed the ranking of dev questions, and warn about few training questions."""
+    selection = alignment.selection
     if selection:  # None if the last weights were kept without a check
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
-        if not selection.share:
+        if not selection.share:  # no weights during the training were better than the base (the untrained model)
             inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
-    n_trained = fitted.alignment.groups
-    if n_trained < MIN_USEFUL_QUESTIONS:
-        counts = f"{n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,})"
+    if alignment.groups < MIN_USEFUL_QUESTIONS:
+        counts = f"{alignment.groups} questions only (the CBDR paper: {PAPER_QUESTIONS:,})"
         inform(f"The reranker was trained on {counts}. Measure more with knowgate prefer.")
-    inform(f"Reranker aligned on {n_trained} questions, measured on {len(fitted.tested)}.")
-    inform(f"Use it: knowgate ask --rerank {out}")
 
 
 def _print_ranking_gains(fitted: training.AlignedReranker) -> None:

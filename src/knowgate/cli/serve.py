@@ -40,10 +40,10 @@ def serve(
     rules and documents. SIGTERM stops the server after all running streams have ended.
     """
     if demo:
-        if not {"docs", "index"} & pipeline.model_fields_set:  # documents that the user names replace the handbook
-            pipeline = pipeline.replace(docs=_find_handbook())
-        options = options.replace(keep_questions=True)
-    read_settings = partial(load_command_settings, config, pipeline, no_rules)
+        options = options.replace(keep_questions=True)  # the dashboard of the demo shows them
+    if demo and not {"docs", "index"} & pipeline.model_fields_set:  # the user has named no documents
+        pipeline = pipeline.replace(docs=_find_handbook())
+    read_settings = partial(load_command_settings, config, pipeline, no_rules)  # SIGHUP reads them again
     settings = read_settings()
     serve_options = load_serve_options(settings, options)
     announce = partial(_announce, settings.model, serve_options, demo)  # called when the server is ready

@@ -59,7 +59,7 @@ def start(
         with show_progress("starting", "questions") as show:
             result = first_run(merged, ConsoleReporter(show))
     except (KeyboardInterrupt, KnowgateError):
-        if read_progress(merged.out) is not None:
+        if read_progress(merged.out) is not None:  # None if no work was finished
             inform(f"Finished work is kept in {merged.out}. To continue, run: {format_start_command(merged)}")
         raise
     print_result(result, merged)
@@ -103,11 +103,11 @@ def is_terminal() -> bool:
 
 
 def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOptions:
-    """Prompt for the documents, the LLM, the questions and their number. Given flags are not prompted for.
+    """Prompt for the documents, the LLM, the questions and their number, and return the changed options.
 
     Args:
         options: Options so far; they are the defaults of the prompts.
-        given: Names of the options that were given as flags.
+        given: Names of the options that were given as flags. They are not prompted for.
     """
     if not given & {"docs", "index"}:
         text = "Your documents (a folder of txt, md, html or pdf, or a JSONL file)"
@@ -145,11 +145,13 @@ def _prompt_until_valid(text: str, default: str, check: Callable[[str], object])
 
 
 def _check_docs(text: str) -> None:
+    """Raise a KnowgateError if the folder or file does not exist."""
     if not parse_path(text).exists():
         raise KnowgateError(f"the folder or file '{text}' does not exist. Enter the path of your documents.")
 
 
 def _check_questions(text: str) -> None:
+    """Raise a KnowgateError if the file cannot be read as questions."""
     if text:  # without questions, the LLM writes some
         guess_data_spec(text)
 
@@ -168,7 +170,7 @@ def _check_model(text: str) -> None:
 class ConsoleReporter(ProgressReporter):
     """Shows the messages, warnings and progress bars of a first run on stderr."""
 
-    bars: ProgressCallback
+    bars: ProgressCallback  # shows the progress bars, and prints lines above them
 
     def say(self, line: str) -> None:
         """Print a message."""
@@ -243,14 +245,9 @@ def refit(
 
     Example: knowgate refit decisions.db --config knowgate.toml --out refit
     """
-    source = parse_log_location(log)
-    if isinstance(source, Path) and not is_server_log(source):
-        raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
-    sources = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
-    settings = load_settings(config, **sources)
-    trusts_keys = load_serve_options(settings).share_labels
-    logged = read_logged_questions(source, options.count, trusts_keys=trusts_keys)
-    _report_corrections(logged)
+    flags = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
+    settings = load_settings(config, **flags)
+    logged = _read_logged_questions(log, options.count, settings)
     options.out.mkdir(mode=0o700, parents=True, exist_ok=True)
     first_run_options = options.replace(
         docs=str(settings.docs or ""),
@@ -268,6 +265,16 @@ def refit(
         raise
     print_result(result, first_run_options)
     create_console().print(f"knowgate serve --config {result.config}")
+
+
+def _read_logged_questions(log: str, count: int, settings: PipelineOptions) -> LoggedQuestions:
+    """Read the newest questions from the log of a server, at most `count`, and print how many were corrected."""
+    source = parse_log_location(log)
+    if isinstance(source, Path) and not is_server_log(source):
+        raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
+    logged = read_logged_questions(source, count, trusts_keys=load_serve_options(settings).share_labels)
+    _report_corrections(logged)
+    return logged
 
 
 def _write_logged_questions(logged: LoggedQuestions, out: Path) -> Path:

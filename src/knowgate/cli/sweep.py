@@ -24,7 +24,7 @@ from knowgate.papers import sweeps
 from knowgate.papers.cbdr_tables import build_beta_tables
 from knowgate.papers.dhicl_tables import EXAMPLE_COUNTS, LABEL_WORD_PAIRS, DhiclVariants, build_dhicl_tables
 from knowgate.papers.self_assessment import SelfAssessment, SelfAssessor
-from knowgate.types import Question
+from knowgate.types import Model, Question
 
 app = typer.Typer(help="Vary one setting of a gate, such as the threshold, and show a table of the results.")
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
@@ -147,7 +147,7 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
         fit_options["epochs"] = options.epochs
     ablations = IkAblations(
         tokens=parse_integers("--tokens", options.tokens),
-        rows=[None if size == "all" else parse_integers("--rows", size)[0] for size in _split(options.rows)],
+        rows=[_parse_row_count(size) for size in _split(options.rows)],
         graders=_split(options.grades),
         judge=load_model(options.judge) if options.judge else None,
         fit_options=fit_options,
@@ -156,6 +156,11 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
     with require_extra("fitting", "train"):
         table = sweep_ik(labels, ablations, test_runs=options.test, out=options.out, notify=inform)
     _print([table], markdown)
+
+
+def _parse_row_count(text: str) -> int | None:
+    """Parse a number of training questions. None stands for 'all'."""
+    return None if text == "all" else parse_integers("--rows", text)[0]
 
 
 class DhiclSweepOptions(Options):
@@ -218,6 +223,7 @@ def latency(options: LatencyOptions, gates: GatesOption = None, markdown: AsMark
 
 
 def _split(text: str) -> list[str]:
+    """Split a text at commas, without empty parts."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -229,7 +235,7 @@ def _print(tables: list[TextTable], markdown: bool) -> None:
         print_tables(tables)
 
 
-COLUMNS = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
+SELF_ASSESSMENT_COLUMNS = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
 SELF_JUDGE = "self"
 
 
@@ -261,9 +267,7 @@ def eval_self(
     judgment freely (--judge). Or a gate decides (--gates).
     """
     model = load_model(options.model)
-    judge = None
-    if options.judge:
-        judge = model if options.judge == SELF_JUDGE else load_model(options.judge)
+    judge = _load_judge(options.judge, model)
     gates = split_gate_specs(options.gates) if options.gates else []
     for spec in data:
         questions = load_questions(spec, options.limit)
@@ -276,13 +280,20 @@ def eval_self(
             _print_assessments(spec, questions, assessments)
 
 
+def _load_judge(spec: str | None, model: Model) -> Model | None:
+    """Load the LLM that reads free self-assessments. 'self' means the assessed model, None no judge."""
+    if spec == SELF_JUDGE:
+        return model
+    return load_model(spec) if spec else None
+
+
 def _print_assessments(spec: str, questions: Sequence[Question], assessments: Iterable[SelfAssessment]) -> None:
     """Print the results of all methods on a set of questions as a table."""
     n_known = sum(bool(question.meta.get("known")) for question in questions)
     title = f"{spec}: {n_known} known, {len(questions) - n_known} unknown"
     rows = tuple(_format_row(assessment) for assessment in assessments)
     if rows:
-        print_tables([TextTable(title, COLUMNS, rows)])
+        print_tables([TextTable(title, SELF_ASSESSMENT_COLUMNS, rows)])
 
 
 def _format_row(row: SelfAssessment) -> tuple[str, ...]:

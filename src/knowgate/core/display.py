@@ -69,9 +69,9 @@ def _escape_json(char: str) -> str:
 class TextTable:
     """Table of text cells. The last cell of a short row spans the remaining columns."""
 
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    title: str  # empty for none
+    columns: tuple[str, ...]  # titles of the columns
+    rows: tuple[tuple[str, ...], ...]  # cells of each row
 
     @classmethod
     def build(cls, title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> TextTable:

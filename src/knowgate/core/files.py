@@ -107,7 +107,7 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _name_target(path: Path) -> Iterator[None]:
-    """Make OS errors name `path` instead of a temporary file. The user knows only `path`."""
+    """Make OS errors inside a `with` block name `path` instead of a temporary file, which the user does not know."""
     try:
         yield
     except shutil.Error as error:

@@ -96,9 +96,8 @@ def call_with_retries(attempt: Callable[[float], Result], policy: RetryPolicy) -
         try:
             return attempt(deadline)
         except RetryableError as failure:
-            pause = failure.wait
-            if pause is None:
-                pause = policy.backoff * 2.0**number * random.uniform(0.5, 1.0)
+            backoff = policy.backoff * 2.0**number * random.uniform(0.5, 1.0)
+            pause = backoff if failure.wait is None else failure.wait
             if number >= policy.retries or time.monotonic() + pause >= deadline:
                 raise failure.error from None
             policy.sleep(pause)
@@ -240,8 +239,8 @@ class JsonClient:
 class HttpResponse:
     """A completely read response. `retry_after` is the requested delay in seconds."""
 
-    status: int
-    content: bytes
+    status: int  # HTTP status code
+    content: bytes  # the decompressed body
     retry_after: float | None
 
     @property

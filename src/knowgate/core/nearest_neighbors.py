@@ -30,8 +30,8 @@ RowIndices = NDArray[np.intp]
 class NearestHits:
     """Row numbers and their scores for one query, best first."""
 
-    rows: RowIndices
-    scores: Vector
+    rows: RowIndices  # row numbers of the found vectors
+    scores: Vector  # their similarity to the query
 
     def top(self, k: int) -> NearestHits:
         """Return the k best hits."""

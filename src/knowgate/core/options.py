@@ -118,11 +118,9 @@ def with_options(model: type[Options]) -> Callable[[Function[Result]], Function[
             """Call the function with one options object, made of `options` and keywords."""
             fields = {name: keywords.pop(name) for name in list(keywords) if name in field_names}
             _check_keywords(keywords, signature)
-            if options is None:
-                options = model(**fields)
-            elif fields:
+            if options is not None and fields:
                 options = options.replace(**fields)
-            return function(*args, options=options, **keywords)
+            return function(*args, options=options or model(**fields), **keywords)
 
         wrapper.__signature__ = signature  # type: ignore[attr-defined]
         wrapper.__options__ = model  # type: ignore[attr-defined]

@@ -55,7 +55,9 @@ def find_url_secrets(url: str) -> list[str]:
     """Return user, password and query values of a URL, longest first. Each is returned percent-encoded and decoded."""
     address, _, query = url.partition("?")
     login = re.match(r"https?://([^/\s]*)@", address)
-    parts = login.group(1).split(":", 1) if login else []
-    parts += [pair.partition("=")[2] for pair in query.split("&") if "{" not in pair]  # {} is a placeholder
-    parts += [unquote(part) for part in parts]
-    return sorted({part for part in parts if len(part) > 2}, key=len, reverse=True)
+    secrets = login.group(1).split(":", 1) if login else []  # user and password
+    # A query value such as {query} is a placeholder, which each search fills in, and no secret.
+    secrets += [pair.partition("=")[2] for pair in query.split("&") if "{" not in pair]
+    secrets += [unquote(secret) for secret in secrets]
+    long_secrets = {secret for secret in secrets if len(secret) > 2}  # hiding a shorter text would garble messages
+    return sorted(long_secrets, key=len, reverse=True)

@@ -150,17 +150,22 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     options: dict[str, Any] = {}
     parts = [part for part in text.split(",") if part.strip()]
-    for position, part in enumerate(parts):
-        key, equals, value = part.partition("=")
-        if not equals or "://" in key:  # there is no key; an address may contain '=' itself
-            if position > 0 or not names:
-                raise BadSetting(f"{where}: {part!r} does not have the form key=value. Known options: {known}.")
-            key, value = names[0], part
-        key = key.strip()
+    if names and parts and not _has_key(parts[0]):  # the first part may be a value alone, of the first option
+        parts[0] = f"{names[0]}={parts[0]}"
+    for part in parts:
+        key, _, value = map(str.strip, part.partition("="))
+        if not _has_key(part):
+            raise BadSetting(f"{where}: {part!r} does not have the form key=value. Known options: {known}.")
         if key not in names:
             raise BadSetting(f"{where}: unknown option {key!r}. Known options: {known}.")
-        options[key] = _convert(value.strip(), hints[key], f"{where}: option '{key}'")
+        options[key] = _convert(value, hints[key], f"{where}: option '{key}'")
     return options
+
+
+def _has_key(part: str) -> bool:
+    """Return whether a part of a spec has the form key=value. An address may contain '=' itself."""
+    key, equals, _ = part.partition("=")
+    return bool(equals) and "://" not in key
 
 
 def _convert(value: str, annotation: Any, where: str) -> Any:

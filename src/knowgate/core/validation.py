@@ -173,16 +173,16 @@ def check_seed(value: Any) -> int:
     return check_integer(value, "the seed", minimum=0, maximum=2**32 - 1)
 
 
-def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 1) -> float:
-    """Return the value as a float, after checking its bounds.
+def check_number(value: Any, name: str, *, maximum: float = 1) -> float:
+    """Return the value as a float, after checking that it is between 0 and `maximum`.
 
     Raises:
         BadSetting: The value is out of bounds, NaN, or not a number; booleans are rejected, too.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     # The value is compared before it is converted, because a huge integer does not fit into a float.
-    if not is_number or not minimum <= value <= maximum:
-        raise BadSetting(f"{_format_setting(name, value)}: it must be between {minimum:g} and {maximum:g}.")
+    if not is_number or not 0 <= value <= maximum:
+        raise BadSetting(f"{_format_setting(name, value)}: it must be between 0 and {maximum:g}.")
     return float(value)
 
 

@@ -39,7 +39,7 @@ class CandidatePassage:
         correct: Whether the answer with the passage is right; None if answers were not graded.
     """
 
-    id: str
+    id: str  # of the passage
     text: str
     title: str = ""
     score: float | None = None
@@ -68,13 +68,13 @@ class Preference:
         error: Why the measurement failed; None if it succeeded.
     """
 
-    id: str
+    id: str  # of the question
     question: str
     split: str
-    lang: str | None = None
-    answers: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    lang: str | None = None  # such as "en"
+    answers: tuple[str, ...] = ()  # gold answers
+    choices: tuple[str, ...] = ()  # of a multiple-choice question
+    meta: Mapping[str, Any] = field(default_factory=dict)  # other fields of the question
     base: float | None = None
     candidates: tuple[CandidatePassage, ...] = ()
     positives: tuple[NonNegativeInt, ...] = ()
@@ -178,14 +178,14 @@ def select_passages(
 ) -> PassageSelection:
     """Select the passages that help an LLM most (positives) and hurt it most (negatives).
 
-    Grades decide, or else the change in confidence.
+    If answers were graded, the grades decide, otherwise the change in the LLM's confidence.
 
     Args:
         shifts: Confidence with each candidate minus the confidence without it.
         correct: Whether the answer with each candidate is right; None if it was not graded.
         top: Maximum number of positives, and of negatives.
     """
-    order = sorted(range(len(shifts)), key=lambda index: -shifts[index])
+    order = rank_scores(shifts)
     if any(grade is not None for grade in correct):
         positives = [index for index in order if correct[index]]
         negatives = [index for index in order if correct[index] is False]
@@ -252,10 +252,7 @@ def recall_at(hits: Sequence[bool], k: int) -> float:
 
 def reciprocal_rank_at(hits: Sequence[bool], k: int) -> float:
     """Return 1 / rank of the first positive among the first k passages, or 0."""
-    for rank, is_positive in enumerate(hits[:k], start=1):
-        if is_positive:
-            return 1 / rank
-    return 0.0
+    return 1 / (list(hits).index(True) + 1) if any(hits[:k]) else 0.0
 
 
 RANK_METRICS = {"P": precision_at, "R": recall_at, "MRR": reciprocal_rank_at}

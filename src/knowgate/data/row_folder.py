@@ -86,14 +86,14 @@ class RowFolder:
                 f"'{self.path}' is not a {self.folder_type}: it has no {self.manifest_name}. Make one: {self.command}"
             )
         manifest = read_json(file)
-        if not isinstance(manifest, dict) or manifest.get("version") != self.version:
-            version = manifest.get("version") if isinstance(manifest, dict) else None
+        version = manifest.get("version") if isinstance(manifest, dict) else None
+        if version != self.version:
             raise ArtifactError(
                 f"'{self.path}' was written by another version of knowgate (format {str(version)[:40]}, this version "
                 f"reads format {self.version}). Create a new folder: {self.command}"
             )
         self._validate(FolderManifest, manifest, str(file))
-        return manifest
+        return dict(manifest)
 
     def file(self, name: str) -> Path:
         """Return the path of a file in the folder. Names and links that lead outside are rejected."""
@@ -266,6 +266,7 @@ class RowFolder:
 
 
 def _format_lines(records: Sequence[Mapping[str, Any]]) -> str:
+    """Format records as JSON Lines."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 

@@ -34,7 +34,7 @@ class AdaptiveGate(FittedGate):
         >>> gate = AdaptiveGate.load("my-adaptive")  # doctest: +SKIP
     """
 
-    embedder: Embedder | None = None
+    embedder: Embedder | None = None  # None to load the one that the gate was fitted with
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong.

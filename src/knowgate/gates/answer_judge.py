@@ -96,7 +96,7 @@ class GainGate(JudgeGate):
 
 @dataclass(frozen=True)
 class IkOptions:
-    """Options of an `ik` gate. It predicts whether the LLM knows the answer.
+    """Options of an `ik` ("I know") gate. It predicts whether the LLM knows the answer.
 
     Attributes:
         mode: What predicts this: 'lora' is a fine-tuned judge model, 'text' a linear classifier on sentence embeddings.
@@ -123,7 +123,7 @@ class IkGate(FittedGate):
         >>> gate = IkGate.load("my-ik")  # doctest: +SKIP
     """
 
-    embedder: Embedder | None = None
+    embedder: Embedder | None = None  # None to load the one that the gate was fitted with
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong. Only mode `text` has tensors."""

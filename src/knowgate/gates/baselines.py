@@ -96,7 +96,7 @@ class RandomGate(Gate):
     """
 
     rate: float = 0.5
-    seed: int = 0
+    seed: int = 0  # of the random numbers
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:

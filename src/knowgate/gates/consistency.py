@@ -39,10 +39,10 @@ class ConsistencyGate(Gate):
         0.67
     """
 
-    n: int = 3
+    n: int = 3  # number of sampled answers
     embedder: str | Embedder = "minilm"
-    max_tokens: int = 32
-    seed: int = 0
+    max_tokens: int = 32  # of a sampled answer
+    seed: int = 0  # of the sampling
     needs = frozenset({Signal.SAMPLES})
 
     def __post_init__(self) -> None:

@@ -102,7 +102,7 @@ class FusionGate(FittedGate):
         >>> gate = FusionGate.load("my-fusion")  # doctest: +SKIP
     """
 
-    embedder: Embedder | None = None
+    embedder: Embedder | None = None  # None to load the one that the gate was fitted with
 
     labels = ASSESSMENT_LABELS
     recorded_signal = SELF_ASSESSMENT  # label runs may record the answer to the prompt of this gate
@@ -150,14 +150,12 @@ class FusionGate(FittedGate):
         return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
-        """Return the predictions of each logistic regression.
+        """Return the predictions of each logistic regression, one per question.
 
-        Two regressions predict wrong answers without and with passages.
+        One regression predicts whether retrieval is needed. Two predict wrong answers, without and with passages.
         """
-        predictions = []
-        for prefix, signals in zip(self._head_prefixes, self.compute_signals(questions, readings), strict=True):
-            predictions.append(apply_network(self.artifact.tensors, signals, f"{prefix}fusion."))
-        return predictions
+        heads = zip(self._head_prefixes, self.compute_signals(questions, readings), strict=True)
+        return [apply_network(self.artifact.tensors, signals, f"{prefix}fusion.") for prefix, signals in heads]
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
         """Compute the inputs of each logistic regression, one row per question.
@@ -179,9 +177,8 @@ class FusionGate(FittedGate):
     def _read_classifier_inputs(self, questions: Sequence[Question], readings: Sequence[Reading]) -> dict[str, Vector]:
         """Return the inputs of each probe and text classifier, by its name."""
         options = self.artifact.options
-        inputs = {}
-        for probe in options["probes"]:
-            inputs[probe["name"]] = stack_hidden_states(readings, probe["layer"], probe["position"])
+        probes = options["probes"]
+        inputs = {probe["name"]: stack_hidden_states(readings, probe["layer"], probe["position"]) for probe in probes}
         if "embedder" in options:
             inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
         if options.get("wording"):
@@ -204,12 +201,11 @@ class FusionGate(FittedGate):
 
     def _explain_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how probably each question is answered right without and with passages."""
-        explanations = []
-        for closed_wrong, open_wrong in zip(*self._predict(questions, readings), strict=True):
-            explanations.append(
-                f"expected to be right: {1 - closed_wrong:.0%} from memory, {1 - open_wrong:.0%} with passages"
-            )
-        return explanations
+        closed_right, open_right = (1 - wrong for wrong in self._predict(questions, readings))
+        pairs = zip(closed_right, open_right, strict=True)
+        return [
+            f"expected to be right: {closed:.0%} from memory, {opened:.0%} with passages" for closed, opened in pairs
+        ]
 
     @functools.cached_property
     def encoder(self) -> Embedder:

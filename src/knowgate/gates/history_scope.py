@@ -25,7 +25,7 @@ def open_history_store(history: str | HistoryStore, embedder: str | None = None)
 def bind_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> HistoryScope:
-    """Return the scope of a model's logged questions, by prompts and tenant (customer).
+    """Return the scope of logged questions for a model, its prompts and a tenant (customer).
 
     Args:
         history: Path or address of the log, or an open store.
@@ -45,13 +45,17 @@ def bind_scope(
     scope = HistoryScope(model, prompts, tenant)
     store = open_history_store(history, embedder)
     if not store.count(scope):
-        path = history if isinstance(history, str) else "FILE"
-        counts = "; ".join(f"{count} for {_format_scope(logged)}" for logged, count in store.scopes().items())
-        raise BadSetting(
-            f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has "
-            f"{counts or 'none at all'}. Label questions with this model, then run `knowgate history import`."
-        )
+        raise _make_empty_error(history if isinstance(history, str) else "FILE", store, scope)
     return scope
+
+
+def _make_empty_error(path: str, store: HistoryStore, scope: HistoryScope) -> BadSetting:
+    """Make the error for a log without entries of a scope. It lists the scopes that the log has."""
+    counts = "; ".join(f"{count} for {_format_scope(logged)}" for logged, count in store.scopes().items())
+    return BadSetting(
+        f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has "
+        f"{counts or 'none at all'}. Label questions with this model, then run `knowgate history import`."
+    )
 
 
 def _check_address(history: str) -> None:

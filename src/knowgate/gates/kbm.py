@@ -33,10 +33,11 @@ SUFFICIENT_CONFIDENCE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class KbmOptions(JudgeOptions):
-    """Options of a KBM judge in `gate.json`.
+    """Options of a judge of the gate `kbm` (knowledge boundary model) in `gate.json`.
 
-    `head` is the field read from the judge's JSON answer. 'mastery': sampled answers are right. 'certainty': sampled
-    answers agree.
+    Attributes:
+        head: What the judge predicts. 'mastery' is the share of sampled answers that are right, 'certainty' how much
+            they agree.
     """
 
     head: Literal["mastery", "certainty"]

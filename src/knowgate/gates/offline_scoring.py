@@ -204,9 +204,9 @@ class _GateScorer:
         n_samples = gate.request.samples
         distances = np.concatenate(self.distances)
         return TableScores(
-            name,
-            np.concatenate(self.needs),
-            gate.threshold,
+            name=name,
+            needs=np.concatenate(self.needs),
+            threshold=gate.threshold,
             calls=float(has_own_prompt) + n_samples,
             drafts=gate.request.draft_tokens > 0,
             extra_tokens=n_samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
@@ -351,11 +351,11 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
     registered_name = re.split("[-:, ]", column.gate)[0]
     entry = {**GATES, **FITTED_GATES}.get(registered_name)
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
-    is_folder = parse_fitted_spec(gate) is not None
+    is_folder = parse_fitted_spec(gate) is not None  # then the threshold may have changed since the recording
     return TableScores(
-        column.gate,
-        column.needs,
-        load_gate(gate).threshold if is_folder else column.threshold,
+        name=column.gate,
+        needs=column.needs,
+        threshold=load_gate(gate).threshold if is_folder else column.threshold,
         calls=float(signals == "labels"),
         drafts=signals not in ("", "labels"),
         seconds=column.seconds,

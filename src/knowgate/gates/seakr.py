@@ -42,11 +42,11 @@ class SeakrGate(Gate):
         0.31
     """
 
-    n: int = samples.SEAKR_SAMPLES
+    n: int = samples.SEAKR_SAMPLES  # number of sampled answers
     layer: int | None = None
     center: float | None = None
-    max_tokens: int = 32
-    seed: int = 0
+    max_tokens: int = 32  # of a sampled answer
+    seed: int = 0  # of the sampling
     needs = frozenset({Signal.HIDDEN, Signal.SAMPLES})
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ DECISIVE_OUTCOMES = (RetrievalOutcome.BETTER, RetrievalOutcome.WORSE)
 class LogisticModel:
     """A logistic regression: p(y = 1 | x) = sigmoid(x . weights + bias)."""
 
-    weights: FloatArray
+    weights: FloatArray  # one per feature
     bias: float
 
     def predict(self, features: Vector) -> list[float]:
@@ -76,13 +76,13 @@ class SkrGate(Gate):
         True
     """
 
-    history: str | HistoryStore = "history.db"
-    k: int = 7
+    history: str | HistoryStore = "history.db"  # the log
+    k: int = 7  # number of neighbors
     mode: Literal["smooth", "vote", "classifier"] = "smooth"
-    embedder: str | None = None
-    tenant: str = ""
-    scope: HistoryScope | None = None
-    classifier: LogisticModel | None = None
+    embedder: str | None = None  # None for that of the log
+    tenant: str = ""  # whose questions are used
+    scope: HistoryScope | None = None  # set by `bind`
+    classifier: LogisticModel | None = None  # only in the mode 'classifier'; set by `bind`
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -43,8 +43,8 @@ def load_demo_messages(limit: int | None = None, name: str = MESSAGES_FILE) -> l
 class DelayedRetriever:
     """Retriever with a delay of some seconds, like a hosted search service."""
 
-    inner: Retriever
-    seconds: float
+    inner: Retriever  # does the search
+    seconds: float  # waited before each search
 
     @property
     def name(self) -> str:
@@ -108,8 +108,8 @@ class DemoConversation:
     The modes are never searching, always searching, and as the gate decides. Only gated answers enter the history.
     """
 
-    pipelines: dict[str, AdaptiveRAG]
-    conversation: Conversation
+    pipelines: dict[str, AdaptiveRAG]  # one per mode
+    conversation: Conversation  # earlier messages, which follow-ups refer to
 
     def answer(self, message: Question) -> AnswersByMode:
         """Answer a message in all three modes. Answers of the gated mode are reused for the other modes."""

@@ -178,11 +178,12 @@ class PostgresHistory(store.HistoryStore):
         size = self._estimate_size(scope)
         if not size:
             return [() for _ in questions]
-        vectors = self.embed([self._encode_text(question) for question in questions])
+        texts = [self._encode_text(question) for question in questions]
+        vectors = map(format_vector, self.embed(texts))
         is_exact = size <= self._exact_rows or not self._hnsw.is_ready
         return [
-            self._find_neighbors(question, format_vector(vector), k, scope, exclude, is_exact)
-            for question, vector in zip(questions, vectors, strict=True)
+            self._find_neighbors(question_key(text), vector, k, scope, exclude, is_exact)
+            for text, vector in zip(texts, vectors, strict=True)
         ]
 
     def _estimate_size(self, scope: HistoryScope) -> int:
@@ -196,18 +197,12 @@ class PostgresHistory(store.HistoryStore):
         return self._exact_rows + 1
 
     def _find_neighbors(
-        self,
-        question: str,
-        vector: str,
-        k: int,
-        scope: HistoryScope,
-        exclude: Collection[KnowledgeLabel],
-        is_exact: bool,
+        self, key: str, vector: str, k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
     ) -> tuple[Neighbor, ...]:
-        """Find the k most similar logged questions.
+        """Find the k logged questions that are most similar to a question.
 
         Args:
-            question: The question.
+            key: Key of the question, which is itself left out.
             vector: Its embedding, as PostgreSQL writes vectors.
             k: Number of neighbors.
             scope: Entries to search.
@@ -223,12 +218,11 @@ class PostgresHistory(store.HistoryStore):
             f"AND {store.NOT_EXPIRED} AND label <> ALL(?) AND key <> ? ORDER BY distance LIMIT ?"
         )
         labels = [str(label) for label in exclude]
-        question_itself = question_key(self._encode_text(question))
         depth = k * store.MAX_ENTRIES  # a question may have several entries, of which only one is kept
-        values = [vector, *self._scope_values(scope), time.time(), labels, question_itself, depth]
+        values = [vector, *self._scope_values(scope), time.time(), labels, key, depth]
         rows = self._database.read(query, values)
         if len(rows) < depth and not is_exact:
-            return self._find_neighbors(question, vector, k, scope, exclude, is_exact=True)
+            return self._find_neighbors(key, vector, k, scope, exclude, is_exact=True)
         return self._convert_to_neighbors(rows)[:k]
 
     def _convert_to_neighbors(self, rows: list[tuple[Any, ...]]) -> tuple[Neighbor, ...]:

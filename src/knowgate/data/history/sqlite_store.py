@@ -89,14 +89,14 @@ class SqliteHistory(HistoryStore):
         if not self._database.read(f"SELECT 1 FROM entries WHERE {IN_SCOPE} LIMIT 1", self._scope_values(scope)):
             return [() for _ in questions]
         vectors = self.embed(questions)
-        depth = k + EXTRA_CANDIDATES
+        depth = k + EXTRA_CANDIDATES  # number of rows to search; some of them may be expired or excluded
         while True:
             with self._lock:
                 index = self._update_index(scope)
                 hits = index.nearest(vectors, depth)
             neighbors = [found[:k] for found in self._select_all_neighbors(questions, hits, exclude)]
-            has_enough = all(len(question_neighbors) == k for question_neighbors in neighbors)
-            if has_enough or depth >= len(index):
+            is_exhausted = depth >= len(index)
+            if is_exhausted or all(len(found) == k for found in neighbors):
                 return neighbors
             depth *= DEPTH_FACTOR
 

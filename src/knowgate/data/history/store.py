@@ -109,7 +109,7 @@ class HistoryStore:
             transaction.execute(INSERT_META, [NAME_KEY, self._embedder_name])
 
     def _check_embedding(self, stored: str | None) -> None:
-        """Raise BadSetting if the log was filled with another embedding.
+        """Raise BadSetting if the log was filled with another embedding. After a match, the check is not repeated.
 
         Args:
             stored: Fingerprint of the embedding that the log was filled with; None for an empty log.

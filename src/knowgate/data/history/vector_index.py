@@ -90,8 +90,8 @@ class AnnManifest:
 class AnnIndex:
     """An approximate faiss index (IVF-Flat). Each row has an id."""
 
-    manifest: AnnManifest
-    index: Any = field(repr=False)
+    manifest: AnnManifest  # describes the stored file
+    index: Any = field(repr=False)  # the index of faiss
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
@@ -129,19 +129,26 @@ def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
     faiss = _import_faiss()
     try:
         manifest = _read_manifest(location.manifest_file)
-        if manifest.stamp != location.stamp or not manifest.token.isalnum():
-            return None
-        path = location.index_file(manifest.token)
-        check_regular_file(path)
-        if path.stat().st_size != manifest.size:
-            return None
+        path = _find_index_file(location, manifest)
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     except (BadInput, OSError, ValueError, RuntimeError):
         return None
     return AnnIndex(manifest, index) if index.d == width else None
 
 
+def _find_index_file(location: IndexLocation, manifest: AnnManifest) -> Path:
+    """Return the index file that a manifest names. A file of another log or another size raises ValueError."""
+    if manifest.stamp != location.stamp or not manifest.token.isalnum():
+        raise ValueError("the index belongs to another log")
+    path = location.index_file(manifest.token)
+    check_regular_file(path)
+    if path.stat().st_size != manifest.size:
+        raise ValueError("the index file is incomplete")
+    return path
+
+
 def _read_manifest(file: Path) -> AnnManifest:
+    """Read the description of a stored faiss index."""
     return read_record(AnnManifest, read_json(file), file.name, ignore_unknown=True)
 
 
@@ -304,6 +311,7 @@ class VectorIndex:
         self._builder.start()
 
     def _has_many_rows(self) -> bool:
+        """Whether memory holds so many rows that they should move into the faiss index."""
         return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
 
     def _build(self, location: IndexLocation) -> None:
@@ -360,4 +368,5 @@ class VectorIndex:
 
 
 def _make_hits(ids: RowIds, hits: NearestHits) -> list[Hit]:
+    """Replace the row numbers of hits by the ids of the rows."""
     return [(int(ids[row]), float(score)) for row, score in zip(hits.rows, hits.scores, strict=True)]

@@ -114,12 +114,12 @@ def read_openai_batch(value: str) -> Iterator[Question]:
     for number, record in read_jsonl(path):
         where = f"{path} line {number}"
         request_id = _get_request_id(record, where)
-        for name, answers in results.items():
-            if request_id not in answers:
-                raise BadInput(
-                    f"{where}: the request '{request_id}' has no successful result in the file {result_files[name]}. "
-                    "Remove the request, or run it again."
-                )
+        missing = [result_files[name] for name, answers in results.items() if request_id not in answers]
+        if missing:
+            raise BadInput(
+                f"{where}: the request '{request_id}' has no successful result in the file {missing[0]}. "
+                "Remove the request, or run it again."
+            )
         meta = {name: answers[request_id] for name, answers in results.items()}
         text = _get_request_text(record)
         question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}

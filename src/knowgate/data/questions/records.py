@@ -40,7 +40,7 @@ class PassageRecord:
 
     ignore_unknown: ClassVar[bool] = True
     text: str
-    id: Scalar | None = None
+    id: Scalar | None = None  # None for the position in the list
     title: str | None = None
 
 
@@ -49,12 +49,12 @@ class QuestionRecord:
     """A question as a JSON record."""
 
     question: str
-    id: Scalar | None = None
-    answers: tuple[Scalar, ...] | None = None
-    lang: str | None = None
-    choices: tuple[Scalar, ...] | None = None
-    contexts: tuple[PassageRecord, ...] | None = None
-    meta: dict[str, Any] | None = None
+    id: Scalar | None = None  # None for a default
+    answers: tuple[Scalar, ...] | None = None  # gold answers
+    lang: str | None = None  # such as "en"
+    choices: tuple[Scalar, ...] | None = None  # of a multiple-choice question
+    contexts: tuple[PassageRecord, ...] | None = None  # passages given with the question
+    meta: dict[str, Any] | None = None  # any further fields
 
 
 def parse_question(record: dict[str, Any], where: str, default_id: str) -> Question:
@@ -74,19 +74,21 @@ def parse_question(record: dict[str, Any], where: str, default_id: str) -> Quest
     choices = tuple(map(str, parsed.choices or ()))
     meta = parsed.meta or {}
     _check_choices(choices, meta, where)
-    question_id = _format_id(parsed.id, default_id, where)
-    passages = []
-    for number, passage in enumerate(parsed.contexts or ()):
-        passages.append(Passage(_format_id(passage.id, str(number), where), passage.text, passage.title or ""))
     return Question(
         text=parsed.question,
-        id=question_id,
+        id=_format_id(parsed.id, default_id, where),
         answers=tuple(map(str, parsed.answers or ())),
         lang=parsed.lang,
         choices=choices,
-        contexts=tuple(passages),
+        contexts=_parse_contexts(parsed.contexts or (), where),
         meta=meta,
     )
+
+
+def _parse_contexts(contexts: Sequence[PassageRecord], where: str) -> tuple[Passage, ...]:
+    """Convert the passages of a question. A passage without an id gets its number, from 0."""
+    ids = [_format_id(record.id, str(number), where) for number, record in enumerate(contexts)]
+    return tuple(Passage(key, record.text, record.title or "") for key, record in zip(ids, contexts, strict=True))
 
 
 def _format_id(value: Scalar | None, default: str, where: str) -> str:
@@ -219,15 +221,12 @@ def extract_text(value: Any, depth: int = 0) -> str:
 
 def _extract_field_text(record: Mapping[str, Any], depth: int) -> str:
     """Extract the first text among the usual fields of a record, or its only field."""
-    for name in TEXT_FIELDS:
-        if record.get(name) is not None:
-            text = extract_text(record[name], depth)
-            if text:
-                return text
-    if len(record) == 1:  # the only field holds the text, whatever its name
+    texts = (extract_text(record[name], depth) for name in TEXT_FIELDS if record.get(name) is not None)
+    first_text = next(filter(None, texts), "")
+    if not first_text and len(record) == 1:  # the only field holds the text, whatever its name
         [only_value] = record.values()
         return extract_text(only_value, depth)
-    return ""
+    return first_text
 
 
 def parse_nested_json(value: Any) -> Any:
@@ -241,12 +240,9 @@ def parse_nested_json(value: Any) -> Any:
 
 
 def get_first_field(record: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the first present and non-empty field, or None."""
-    for name in names:
-        value = find_field(record, name)
-        if value is not None and value != "":
-            return value
-    return None
+    """Return the value of the first field that is present and not empty, or None."""
+    values = (find_field(record, name) for name in names)
+    return next((value for value in values if value is not None and value != ""), None)
 
 
 def _split_answers(value: Any, separator: str) -> list[str]:

@@ -91,17 +91,19 @@ def digest_states(question_id: str, states: Mapping[str, Vector], index: int) ->
     """
     digest = hashlib.sha256(question_id.encode(errors="surrogatepass"))
     for name in sorted(states):
-        digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))  # name, type and size
+        digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))
         digest.update(states[name][index].tobytes())
     return digest.hexdigest()[:DIGEST_DIGITS]
 
 
 @functools.lru_cache(maxsize=64)  # all rows of a run have states of the same names, types and sizes
 def _describe_block(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Format the name, type and size of hidden states for a digest."""
     return f"|{name}|{dtype}|{shape}|".encode()
 
 
 def _get_first_line(error: Exception) -> str:
+    """Return the first line of an error message, or the type of an error without one."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
@@ -128,11 +130,11 @@ class RunSettings:
     model: str
     model_fingerprint: str
     prompts_fingerprint: str
-    grader: str
-    data: str = ""
+    grader: str  # name of the grader
+    data: str = ""  # spec of the questions
     data_fingerprint: str = ""
     questions: NonNegativeInt = 0
-    retriever: str | None = None
+    retriever: str | None = None  # None without passages
     retriever_fingerprint: str | None = None
     samples: NonNegativeInt | None = None
     max_tokens: NonNegativeInt | None = None
@@ -141,7 +143,7 @@ class RunSettings:
     reranker_fingerprint: str | None = None
     candidates: NonNegativeInt | None = None
     depth: NonNegativeInt | None = None
-    open_prompts: str | None = None
+    open_prompts: str | None = None  # fingerprint of the prompts with passages
     seakr_layer: int | None = None
     synthetic: NonNegativeInt = 0
 
@@ -224,16 +226,16 @@ class RunFolder(RowFolder):
             raise self.make_error(f"the hidden states '{name}' have different lengths")
         return np.stack([states[row.id] for row in rows]).astype(np.float32)
 
-    def _group_by_shard(self, rows: Sequence[LabelRow]) -> dict[str, list[LabelRow]]:
-        """Group rows by the shard (file) that holds their hidden states."""
-        rows_by_shard: dict[str, list[LabelRow]] = {}
+    def _group_by_shard(self, rows: Sequence[LabelRow]) -> dict[str, list[tuple[LabelRow, int]]]:
+        """Group rows by the shard (file) with their hidden states. Each row comes with its index in the shard."""
+        rows_by_shard: dict[str, list[tuple[LabelRow, int]]] = {}
         for row in rows:
             if row.vector is None:
                 raise ArtifactError(
                     f"row '{row.id}' of '{self.path}' has no hidden states. Label the questions again with `layers`."
                 )
-            shard, _ = row.vector
-            rows_by_shard.setdefault(shard, []).append(row)
+            shard, index = row.vector
+            rows_by_shard.setdefault(shard, []).append((row, index))
         return rows_by_shard
 
     def vector_names(self) -> list[str]:
@@ -244,13 +246,13 @@ class RunFolder(RowFolder):
         except BadInput as error:
             raise self.make_error(str(error)) from None
 
-    def _read_states(self, shard: str, name: str, rows: Sequence[LabelRow]) -> dict[str, Vector]:
+    def _read_states(self, shard: str, name: str, rows: Sequence[tuple[LabelRow, int]]) -> dict[str, Vector]:
         """Read the hidden states of rows from a shard file. States of other rows are rejected.
 
         Args:
             shard: Name of the shard file.
             name: Name of the states, such as "before.12" for layer 12 before the draft.
-            rows: Rows whose states the shard holds.
+            rows: Rows whose states the shard holds, each with its index in the shard.
 
         Returns:
             The states of each row, by its id.
@@ -261,15 +263,17 @@ class RunFolder(RowFolder):
             raise self.make_error(str(error)) from None
         if name not in states:
             raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
-        row_states: dict[str, Vector] = {}
-        for row in rows:
-            _, index = row.vector or (shard, 0)  # the line of the shard's arrays that holds the states of the row
-            if index >= len(states[name]):
-                raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {len(states[name])} rows")
-            if row.states and row.states != digest_states(row.id, states, index):
-                raise self.make_error(f"the hidden states of row '{row.id}' in {shard} do not match their checksum")
-            row_states[row.id] = states[name][index]
-        return row_states
+        for row, index in rows:
+            self._check_row_states(row, index, states, shard)
+        return {row.id: states[name][index] for row, index in rows}
+
+    def _check_row_states(self, row: LabelRow, index: int, states: Mapping[str, Vector], shard: str) -> None:
+        """Raise an error if a shard does not hold the states of a row at this index."""
+        n_rows = len(next(iter(states.values())))  # the same for all states
+        if index >= n_rows:
+            raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {n_rows} rows")
+        if row.states and row.states != digest_states(row.id, states, index):
+            raise self.make_error(f"the hidden states of row '{row.id}' in {shard} do not match their checksum")
 
     # --- display ----------------------------------------------------------------------------------
 

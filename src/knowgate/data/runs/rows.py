@@ -86,9 +86,9 @@ class LabelRow:
     id: str
     question: str
     lang: str
-    answers: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    answers: tuple[str, ...] = ()  # gold answers
+    choices: tuple[str, ...] = ()  # of a multiple-choice question
+    meta: Mapping[str, Any] = field(default_factory=dict)  # other fields of the question
     grader: str = ""
     closed: GradedAnswer | None = None
     open: GradedAnswer | None = None
@@ -98,12 +98,12 @@ class LabelRow:
     effect_mastery: str | None = None
     effect_certainty: str | None = None
     benefit: Annotated[int, NumberRange(-1, 1)] | None = None
-    passages: tuple[Passage, ...] = ()
+    passages: tuple[Passage, ...] = ()  # shown to the LLM for the open-book answer
     cut: NonNegativeInt = 0
     guarded: NonNegativeInt = 0
     unparsable: NonNegativeInt = 0
     answer_frequency: NonNegativeInt | None = None
-    signals: Mapping[str, float] = field(default_factory=dict)
+    signals: Mapping[str, float] = field(default_factory=dict)  # numbers that gates read, by name
     vector: tuple[str, NonNegativeInt] | None = None
     states: str = ""
     seconds: Annotated[float, NumberRange(0)] = 0.0

@@ -255,9 +255,9 @@ def load_label_table(
     check_compatible(runs, settings, required_equal)
     builder = _TableBuilder(graded_only, max_in_memory, grader)
     for number, folder in enumerate(folders):
-        rows_before = builder.n_read
+        n_before = builder.n_read
         builder.add_run(number, folder)
-        warn_if_unfinished(folder.path, builder.n_read - rows_before, settings[number].get("questions"))
+        warn_if_unfinished(folder.path, builder.n_read - n_before, settings[number].get("questions"))
     if not len(builder):
         raise _make_empty_error(runs, builder)
     columns, run_index = builder.build(folders, layers)
@@ -287,14 +287,14 @@ def _merge_settings(settings: Sequence[Mapping[str, Any]], grader: str | None) -
 class _TableBuilder:
     """Collects the usable rows of several runs. Rows beyond `max_in_memory` stay on disk."""
 
-    graded_only: bool
+    graded_only: bool  # leave out rows without a grade
     max_in_memory: int | None
-    grader: str | None = None
+    grader: str | None = None  # None for that of the rows
     graders: set[str] = field(default_factory=set)  # graders whose verdicts the rows hold, if one was asked for
-    left_out: dict[str, int] = field(default_factory=lambda: {"failed": 0, "not graded": 0})
+    left_out: dict[str, int] = field(default_factory=lambda: {"failed": 0, "not graded": 0})  # by reason
     _rows: list[LabelRow] = field(default_factory=list)  # rows that are not in columns yet
-    _run_index: array[int] = field(default_factory=lambda: array("i"))
-    _offsets: array[int] = field(default_factory=lambda: array("q"))
+    _run_index: array[int] = field(default_factory=lambda: array("i"))  # run of each row
+    _offsets: array[int] = field(default_factory=lambda: array("q"))  # place of each row in its file
     _column_chunks: list[dict[str, NDArray[Any]]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -307,6 +307,7 @@ class _TableBuilder:
 
     @property
     def _is_on_disk(self) -> bool:
+        """Whether there are too many rows to keep all in memory."""
         return self.max_in_memory is not None and len(self) > self.max_in_memory
 
     def add_run(self, run: int, folder: RunFolder) -> None:
@@ -335,7 +336,7 @@ class _TableBuilder:
         self._rows.append(row)
         self._run_index.append(run)
         self._offsets.append(offset)
-        if self._is_on_disk and len(self._rows) >= CHUNK_ROWS:  # too many rows to keep in memory
+        if self._is_on_disk and len(self._rows) >= CHUNK_ROWS:
             self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
@@ -395,7 +396,9 @@ def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
 def _load_gate_columns(
     runs: Sequence[Path], ids: NDArray[np.str_], run_index: NDArray[np.int32]
 ) -> dict[str, GateColumn]:
-    """Read the recorded needs for retrieval, as one column per gate. Gates must be recorded in every run.
+    """Read the recorded needs for retrieval, as one column per gate.
+
+    Gates that are not recorded in every run are left out.
 
     Args:
         runs: Folders of the runs.

@@ -160,16 +160,16 @@ class GateManifest(FittedManifest):
     """
 
     gate: str  # kind of gate, such as 'probe'
-    want: ReadRequestRecord
-    calibration: CalibrationRecord
-    threshold: Annotated[float, NumberRange(-1, 2)]
-    weights_sha256: str = ""
+    want: ReadRequestRecord  # what the gate reads from the LLM
+    calibration: CalibrationRecord  # maps raw scores to probabilities
+    threshold: Annotated[float, NumberRange(-1, 2)]  # the gate retrieves above it
+    weights_sha256: str = ""  # digest of the weights
     target: str = ""  # what the gate was trained to predict
     base_rate: UnitInterval | None = None  # share of training questions that need retrieval
     test_rate: UnitInterval | None = None  # base rate of the test split
     sets: Mapping[str, RunMetricsRecord] = field(default_factory=dict)  # by label run
     synthetic: NonNegativeInt = 0  # training questions that an LLM wrote
-    distance: DistanceRecord | None = None
+    distance: DistanceRecord | None = None  # None in gates of older versions
     reference: bool = False  # whether training questions and their hidden states are stored in the folder
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None
@@ -264,23 +264,23 @@ class EvidenceRecord:
     """How a threshold was chosen, and its setup (LLM, prompts, retriever)."""
 
     ignore_unknown: ClassVar[bool] = True
-    model: ModelRecord
+    model: ModelRecord  # the LLM that answered
     prompts: str  # fingerprint of the prompts without passages
     retriever: RetrieverRecord
     k: int | None  # number of passages per question
-    grader: str
+    grader: str  # who graded the answers
     runs: tuple[str, ...]  # label runs: folders of graded answers
-    created: str
+    created: str  # date
     chosen_on: CountsRecord  # what the threshold does to the questions that it was chosen on
     held_out: CountsRecord | None = None  # the same for questions that were held out
-    n: NonNegativeInt = 0
-    data_hash: str = ""
+    n: NonNegativeInt = 0  # number of questions that it was chosen on
+    data_hash: str = ""  # digest of their grades
     max_tokens: Annotated[int, NumberRange(1)] | None = None  # maximum length of an answer
     open_prompts: str | None = None  # fingerprint of the prompts with passages
-    reranker: RetrieverRecord | None = None
+    reranker: RetrieverRecord | None = None  # None without a reranker
     left_out: Mapping[str, int] = field(default_factory=dict)  # number of unused questions, by reason
     seed: int = 0  # of the split into chosen_on and held_out
-    arbiter: ModelRecord | None = None
+    arbiter: ModelRecord | None = None  # None without an arbiter
     changed: ChangedAnswersRecord | None = None
     test_only: bool = False  # the threshold was chosen on other questions, and only tested on these
 

@@ -67,9 +67,9 @@ class Guarantee(LossTest):
 def learn_then_test(
     outcomes: GateOutcomes, epsilon: float, delta: float, grid: FloatArray = THRESHOLD_GRID, form: LossForm = "harm"
 ) -> Guarantee:
-    """Find the highest threshold proven to lose little accuracy.
+    """Find the highest threshold that is proven to lose little accuracy against always retrieving.
 
-    If no threshold passes, the result is to always retrieve.
+    If no threshold is proven, the result is to always retrieve.
 
     Args:
         outcomes: Needs for retrieval of the questions, and whether their answers are right.

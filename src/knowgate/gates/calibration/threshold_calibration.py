@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.core.display import TextTable
 from knowgate.core.options import Options, Seed, UserPath, option, with_options
 from knowgate.data.runs.folder import RunFolder, RunsLike, resolve_run_paths
 from knowgate.data.runs.table import LabelTable, load_label_table
-from knowgate.data.splits import fingerprint_question, mark_held_out
+from knowgate.data.splits import mark_held_out
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
 from knowgate.gates.arbiters.offline_arbitration import (
@@ -187,20 +186,18 @@ class _CalibrationRows:
 
     Attributes:
         table: The rows.
-        keys: Fingerprint of the question of each row.
         is_held: Whether each row is held out to test the threshold.
         left_out: Number of rows that cannot be used, by reason.
     """
 
     table: LabelTable
-    keys: NDArray[np.str_]
     is_held: BoolArray
     left_out: dict[str, int]
 
     @property
     def chosen_keys(self) -> list[str]:
         """Fingerprints of the questions that the threshold is chosen on."""
-        return [str(key) for key in self.keys[~self.is_held]]
+        return [str(key) for key in self.table.question_fingerprints[~self.is_held]]
 
 
 @with_options(CalibrationOptions)
@@ -274,19 +271,16 @@ def find_threshold(
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> Calibration:
     """Choose a gate's threshold on some questions, and test it on the others. Nothing is written."""
-    folder = get_gate_folder(gate)
-    artifact = read_artifact(folder) if folder is not None else None
-    kind = options.kind
-    rows = _load_rows(runs, options, artifact, get_arbiter_folder(arbiter))
+    kind = options.kind  # raises BadSetting if the options contradict each other
+    rows = _load_rows(runs, options, get_gate_folder(gate), get_arbiter_folder(arbiter))
     choices = None if arbiter is None else arbitrate(rows.table, arbiter, on_progress=on_progress)
     outcomes = _score_outcomes(rows.table, gate, choices)
     if kind != "budget":
         check_any_harm(outcomes)
     chosen_outcomes = outcomes.select(~rows.is_held)
-    held_outcomes = outcomes.select(rows.is_held)
     threshold, facts = _choose_threshold(chosen_outcomes, options)
     chosen_result = evaluate_threshold(chosen_outcomes, threshold)
-    held_result = evaluate_threshold(held_outcomes, threshold) if len(held_outcomes) else None
+    held_result = evaluate_threshold(outcomes.select(rows.is_held), threshold) if rows.is_held.any() else None
     is_skipped = outcomes.needs <= threshold
     evidence = {
         **facts,
@@ -309,14 +303,14 @@ def _describe_rows(rows: _CalibrationRows, outcomes: GateOutcomes, choices: Arbi
 
 
 def _load_rows(
-    runs: Sequence[Path], options: CalibrationOptions, artifact: Artifact | None, arbiter_folder: str | None
+    runs: Sequence[Path], options: CalibrationOptions, gate_folder: str | None, arbiter_folder: str | None
 ) -> _CalibrationRows:
-    """Load the usable rows of label runs, and choose which are held out."""
+    """Load the usable rows of label runs, and choose which are held out. A folder is None if there is none."""
+    artifact = None if gate_folder is None else read_artifact(gate_folder)
     table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, arbiter_folder)
-    keys = np.array([fingerprint_question(question) for question in table.questions])
-    is_held = mark_held_out(keys.tolist(), options.held_out, options.seed)
-    _check_enough_questions(int((~is_held).sum()), len(keys), options, left_out)
-    return _CalibrationRows(table, keys, is_held, left_out)
+    is_held = mark_held_out(table.question_fingerprints.tolist(), options.held_out, options.seed)
+    _check_enough_questions(int((~is_held).sum()), len(table), options, left_out)
+    return _CalibrationRows(table, is_held, left_out)
 
 
 def _score_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices | None) -> GateOutcomes:
@@ -405,9 +399,8 @@ def select_usable_rows(
     if artifact:
         _check_gate_matches_runs(artifact, table)
     is_seen = mark_seen_rows(table, artifact.path if artifact else None, arbiter_folder)
-    keys = [fingerprint_question(question) for question in table.questions]
-    _, first_rows = np.unique(keys, return_index=True)  # the first row of each question
-    is_first = np.isin(np.arange(len(keys)), first_rows)
+    _, first_rows = np.unique(table.question_fingerprints, return_index=True)  # the first row of each question
+    is_first = np.isin(np.arange(len(table)), first_rows)
     n_repeated = int((~is_first & ~is_seen).sum())
     left_out = {**table.left_out, "fitted on": int(is_seen.sum()), "asked twice": n_repeated}
     usable = table.subset(np.flatnonzero(is_first & ~is_seen))

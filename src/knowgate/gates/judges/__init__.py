@@ -118,14 +118,20 @@ def encode_answers(
         texts: The LLM's answers.
         tokens: How many tokens of each answer the judge reads; with 0 it reads the question only.
     """
-    prompt, encoded = ANSWER_PROMPTS[prompt_name], []
+    encoded = []
     for question, text in zip(map(judge.shorten, questions), texts, strict=True):
         answer = judge.truncate(text, tokens) if tokens else None
-        # An encoder reads question and answer (the first two arguments), every other judge the prompt (the third).
-        answer_for_encoder = None if answer is None else answer + prompt.encoder_suffix
-        prompt_text = prompt.build(question, answer)
-        encoded.append(judge.encode_answer(render_choices(question), answer_for_encoder, prompt_text))
+        encoded.append(_encode_pair(ANSWER_PROMPTS[prompt_name], judge, question, answer))
     return encoded
+
+
+def _encode_pair(prompt: AnswerPrompt, judge: AnswerJudge, question: Question, answer: str | None) -> LabelPromptTokens:
+    """Tokenize a question and an answer for a judge. None means that the judge reads the question alone."""
+    return judge.encode_answer(
+        question=render_choices(question),  # only encoders read question and answer
+        answer=None if answer is None else answer + prompt.encoder_suffix,
+        text=prompt.build(question, answer),  # only causal models read this prompt
+    )
 
 
 def score_answers(

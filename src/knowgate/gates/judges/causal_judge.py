@@ -105,8 +105,8 @@ class JudgeOptions:
 class JudgeMember:
     """One member of a judge ensemble. With `adapter`, several members share one model."""
 
-    model: HFModel
-    adapter: str = ""
+    model: HFModel  # the language model
+    adapter: str = ""  # name of the fine-tuned weights; empty if they are in the model
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[HFModel]:
@@ -391,7 +391,7 @@ def compute_adapter_digest(folder: Path) -> str:
 class LlamaJudge:
     """A judge run by llama.cpp, with one GGUF file per ensemble member. Predictions are averaged."""
 
-    members: tuple[LlamaCppClassifier, ...]
+    members: tuple[LlamaCppClassifier, ...]  # one per GGUF file
     options: GgufOptions
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:

@@ -114,7 +114,7 @@ class PairEncoder:
 class EncoderJudge:
     """An ensemble of encoders with the same tokenizer. Their predictions are averaged."""
 
-    encoders: tuple[PairEncoder, ...]
+    encoders: tuple[PairEncoder, ...]  # the members of the ensemble
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize question and answer as a pair. `text` is only for causal judges."""

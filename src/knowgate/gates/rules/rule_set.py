@@ -173,8 +173,8 @@ class PackagedRule(Rule):
 class CutoffRule:
     """Retrieves for questions about years after the end of the LLM's training data."""
 
-    year: int
-    name: str = "after the cut-off"
+    year: int  # the last year of the training data
+    name: str = "after the cut-off"  # shown in decisions
     is_small_talk: ClassVar[bool] = False
 
     def matches(self, text: str, deadline: float) -> bool:
@@ -199,7 +199,7 @@ class RuleSet:
         True
     """
 
-    rules: tuple[Rule | CutoffRule | TopicRule, ...] = field(default_factory=tuple)
+    rules: tuple[Rule | CutoffRule | TopicRule, ...] = field(default_factory=tuple)  # tried in this order
 
     def decide(self, question: str) -> RuleMatch | None:
         """Return the decision of the first matching rule, or None.
