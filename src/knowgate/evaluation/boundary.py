@@ -171,11 +171,17 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
 
 @dataclass
 class _RowCounter:
-    """Running counts of the rows of a label run."""
+    """Counts the rows of a label run, one after the other.
 
-    properties: Counter[str] = field(default_factory=Counter)  # number of rows with each property
-    errors: Counter[str] = field(default_factory=Counter)  # number of rows by error message
-    graders: Counter[str] = field(default_factory=Counter)  # number of rows by grader
+    Attributes:
+        properties: Number of rows with each property, such as 'guarded'.
+        errors: Number of failed rows, by error message.
+        graders: Number of other rows, by grader.
+    """
+
+    properties: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    graders: Counter[str] = field(default_factory=Counter)
 
     def add(self, row: LabelRow) -> None:
         """Count one row."""
@@ -204,7 +210,12 @@ class _RowCounter:
 
 @dataclass
 class _ExtremeRows:
-    """The rows that retrieval changes most. Only a few are kept, so memory does not grow with the run."""
+    """The rows that retrieval changes most. Only a few are kept, so memory does not grow with the run.
+
+    Attributes:
+        harmed: Rows whose answers passages made worse, most harmed first.
+        helped: Rows whose answers passages made better, most helped first.
+    """
 
     harmed: list[LabelRow] = field(default_factory=list)
     helped: list[LabelRow] = field(default_factory=list)
@@ -312,15 +323,19 @@ def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
 
     Mastery is the share of right samples, certainty their agreement.
     """
-    values = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
-    pairs = [(mastery, certainty) for mastery, certainty in values if mastery is not None and certainty is not None]
-    return proportions.pearson_correlation([mastery for mastery, _ in pairs], [certainty for _, certainty in pairs])
+    masteries, certainties = [], []
+    for fact in facts:
+        mastery, certainty = fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]
+        if mastery is not None and certainty is not None:
+            masteries.append(mastery)
+            certainties.append(certainty)
+    return proportions.pearson_correlation(masteries, certainties)
 
 
 def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgreement, ...]:
-    """Measure how often each pair of graders gives the same verdict."""
+    """Measure how often each pair of graders gives the same verdict on an answer."""
     agreements = []
-    for side in ("closed", "open"):
+    for side in ("closed", "open"):  # answers without and with passages
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]  # by grader, for each question
         graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)  # unique, in order
         for first, second in combinations(graders, 2):
@@ -358,20 +373,20 @@ def read_run_reports(paths: Sequence[Path]) -> list[RunReport]:
 
 
 def _read_run_report(path: Path) -> RunReport:
-    """Read a label run and measure the LLM's knowledge. `_assign_names` sets the final name later."""
+    """Read a label run and measure the LLM's knowledge. The name of the report stays empty."""
     folder = RunFolder(path)
     manifest = folder.manifest()
     boundary = measure_boundary(folder.rows())
-    settings = manifest.get("settings") or {}
-    warn_if_unfinished(path, boundary.counts.rows, settings.get("questions"))
-    texts = {
+    n_expected = (manifest.get("settings") or {}).get("questions")
+    warn_if_unfinished(path, boundary.counts.rows, n_expected)
+    settings = {
         "model": _get_setting(manifest, "model"),
         "data": _get_setting(manifest, "data"),
         "grader": _describe_graders(boundary.counts) or _get_setting(manifest, "grade", "grader"),
         "samples": _get_setting(manifest, "samples"),
         "temperature": _describe_sampling(manifest),
     }
-    return RunReport("", path, texts, boundary)
+    return RunReport("", path, settings, boundary)
 
 
 def _describe_graders(counts: RowCounts) -> str:

@@ -80,7 +80,7 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
         mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
         frequency=row.answer_frequency,
         slices=label_rows.list_slices(row),
-        verdicts=_collect_row_verdicts(row, question),
+        verdicts=_collect_row_verdicts(row, question),  # of all graders, the stored one and those that compare texts
     )
 
 
@@ -186,14 +186,20 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
 
 
 class _SavingCases(NamedTuple):
-    """Questions with an indicator and both grades. Each field has one value per question."""
+    """Questions with mastery or certainty and two grades. Each field has one value per question.
 
-    values: FloatArray  # of the indicator
+    Attributes:
+        values: Mastery (share of correct samples) or certainty (their agreement).
+        closed_right: 1 if the answer without passages is right, else 0.
+        open_right: 1 if the answer with passages is right, else 0.
+    """
+
+    values: FloatArray
     closed_right: FloatArray
     open_right: FloatArray
 
     def measure_threshold(self, threshold: float) -> SavingPoint:
-        """Measure the savings and accuracy if questions from this value on are skipped."""
+        """Measure the savings and accuracy if retrieval is skipped for values from `threshold` on."""
         is_skipped = self.values >= threshold - TOLERANCE
         saved = float(is_skipped.mean())
         accuracy = float(np.where(is_skipped, self.closed_right, self.open_right).mean())

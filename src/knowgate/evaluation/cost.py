@@ -184,7 +184,9 @@ def estimate_never_cost(table: LabelTable) -> PolicyCost:
 def estimate_gated_cost(
     table: LabelTable, skips: BoolArray, gate: TableScores | None, *, has_arbiter: bool = False
 ) -> PolicyCost:
-    """Estimate the mean cost per question if some searches are skipped. Of each prompt, only the passages count.
+    """Estimate the mean cost per question if some searches are skipped.
+
+    Of each prompt, only the tokens of the passages are counted.
 
     Args:
         table: Labeled questions.
@@ -194,27 +196,27 @@ def estimate_gated_cost(
             with a search needs both.
     """
     search_rate = float((~skips).mean())
-    calls = 1 + (gate.calls if gate else 0.0)
-    answer_tokens = np.where(skips, table.closed_tokens, _count_tokens_after_search(table))
     # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
-    if has_arbiter or (gate is not None and gate.drafts):
-        answer_tokens = answer_tokens + np.where(skips, 0, table.closed_tokens)
-        calls += search_rate
-    gate_tokens = gate.extra_tokens if gate else 0.0
+    has_draft = has_arbiter or (gate is not None and gate.drafts)
+    answer_tokens = _count_answer_tokens(table, skips, has_draft=has_draft)
+    gate_tokens = gate.extra_tokens if gate else 0.0  # of the gate's own calls, such as samples
     passage_tokens = np.where(skips, 0, table.passage_tokens)
     return PolicyCost(
         searches=search_rate,
         prompt=float(passage_tokens.mean()) if table.passage_tokens.any() else None,
         completion=float(answer_tokens.mean()) + gate_tokens if table.has_answer_lengths else None,
-        calls=calls,
+        calls=1 + (gate.calls if gate else 0.0) + (search_rate if has_draft else 0.0),
         decision_seconds=gate.seconds if gate else 0.0,
     )
 
 
-def _count_tokens_after_search(table: LabelTable) -> NDArray[Any]:
-    """Count the generated tokens of each answer after a search."""
+def _count_answer_tokens(table: LabelTable, skips: BoolArray, *, has_draft: bool) -> NDArray[Any]:
+    """Count the tokens of the answers to each question. With a draft, a question has two answers after a search."""
     # If a search found no passages, the closed-book answer is given.
-    return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
+    after_search = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
+    if has_draft:
+        after_search = after_search + table.closed_tokens
+    return np.where(skips, table.closed_tokens, after_search)
 
 
 # --- texts ----------------------------------------------------------------------------------------

@@ -26,7 +26,13 @@ DEFAULT_WATCHED = ("never", "always", RECOMMENDED)
 
 @dataclass(frozen=True)
 class MeasureDiff:
-    """A measure in both evaluations. `difference` is the second minus the first."""
+    """A measure, such as accuracy, of the same gate in two evaluations.
+
+    Attributes:
+        first: Its value in the first evaluation.
+        second: Its value in the second evaluation.
+        difference: The second value minus the first.
+    """
 
     first: Estimate
     second: Estimate
@@ -35,7 +41,12 @@ class MeasureDiff:
 
 @dataclass(frozen=True)
 class GateDiff:
-    """One gate in both evaluations. `changes` holds the shared measures: accuracy, retrieval rate and AUROC."""
+    """The measures of one gate in two evaluations.
+
+    Attributes:
+        gate: Name of the gate.
+        changes: By name, each measure that both evaluations have: 'accuracy', 'rate' (of retrieval) and 'auroc'.
+    """
 
     gate: str
     changes: dict[str, MeasureDiff]
@@ -71,21 +82,22 @@ class EvaluationDiff:
         return self.shared if self.shared >= self.needed else 0
 
     def find_worse(self, tolerance: float) -> list[GateDiff]:
-        """Return the watched gates with a certain loss of accuracy. The loss must also exceed `tolerance`."""
-        worse = []
-        for gate in self.gates:
-            if gate.gate in self.watched and "accuracy" in gate.changes:
-                difference = gate.changes["accuracy"].difference
-                has_fallen = difference.value is not None and difference.value < -tolerance
-                if has_fallen and difference.high is not None and difference.high < 0:
-                    worse.append(gate)
-        return worse
+        """Return the watched gates that lost accuracy: certainly, and more than `tolerance`."""
+        watched = [gate for gate in self.gates if gate.gate in self.watched and "accuracy" in gate.changes]
+        return [gate for gate in watched if _is_certain_fall(gate.changes["accuracy"].difference, tolerance)]
+
+
+def _is_certain_fall(difference: Estimate, tolerance: float) -> bool:
+    """Return whether a difference is below `-tolerance` and its whole interval below 0."""
+    if difference.value is None or difference.high is None:
+        return False
+    return difference.value < -tolerance and difference.high < 0
 
 
 def diff_evaluations(
     first: EvaluationSummary, second: EvaluationSummary, watch: Sequence[str] = (), resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationDiff:
-    """Compare two evaluations, gate by gate. Gates of only one evaluation are just listed.
+    """Compare two evaluations, gate by gate. Gates that only one of them has are listed by name.
 
     Args:
         first: The evaluation to compare with.
@@ -103,7 +115,7 @@ def diff_evaluations(
     shared_rows = _find_shared_questions(first, second)
     n_shared = len(shared_rows[0])
     n_needed = _count_needed_questions(first, second)
-    paired_rows = shared_rows if n_shared >= n_needed else None
+    paired_rows = shared_rows if n_shared >= n_needed else None  # None: the gates are not compared by question
     return EvaluationDiff(
         first,
         second,
@@ -125,7 +137,7 @@ def _list_shared_gates(first: EvaluationSummary, second: EvaluationSummary) -> l
 
 
 def _count_needed_questions(first: EvaluationSummary, second: EvaluationSummary) -> int:
-    """Return how many shared questions a comparison question by question needs."""
+    """Return how many shared questions are needed to compare two evaluations question by question."""
     n_smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
     return max(MIN_SHARED_QUESTIONS, math.ceil(n_smaller / 2))
 
@@ -160,13 +172,15 @@ def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) 
 
 
 def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: RowPairs | None, resamples: int) -> GateDiff:
-    """Compare each measure of a gate, such as its accuracy, in two evaluations."""
-    first_outcomes = {"accuracy": first.right, "rate": first.searched}  # the outcome of each question
+    """Compare each measure of a gate, such as its accuracy, in two evaluations.
+
+    Outcomes of single questions are compared on the `shared` questions, if they are known.
+    """
+    first_outcomes = {"accuracy": first.right, "rate": first.searched}  # of each question
     second_outcomes = {"accuracy": second.right, "rate": second.searched}
     changes = {}
     for measure in [name for name in first.measures if name in second.measures]:
-        before = first_outcomes.get(measure)
-        after = second_outcomes.get(measure)
+        before, after = first_outcomes.get(measure), second_outcomes.get(measure)
         if shared is None or before is None or after is None:
             changes[measure] = _diff_independent(first.measures[measure], second.measures[measure])
         else:

@@ -96,7 +96,9 @@ def load_evaluation_summary(
 
 
 def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation, name: str) -> EvaluationSummary:
-    """Summarize an evaluation. Gates followed by the arbiter (it picks one of two answers) get their own entries.
+    """Summarize an evaluation, as needed to compare it with another one.
+
+    With an arbiter, each gate has two entries: alone, and followed by the arbiter.
 
     Args:
         evaluation: The evaluation.
@@ -158,7 +160,7 @@ def _describe_recommendation(level: str, gate: str | None, threshold: float | No
 
 
 def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
-    """Convert all numbers of an evaluation to plain data, without results of single questions, for summary.json."""
+    """Convert an evaluation to plain data for summary.json. Results of single questions are left out."""
     table = evaluation.table
     optional = {  # left out if they were not evaluated
         "second_look": [asdict(result) for result in evaluation.second_looks],
@@ -232,13 +234,18 @@ def _encode_flags(flags: BoolArray | None) -> str:
 
 @dataclass(frozen=True)
 class _StoredDecisions:
-    """Content of decisions.json: for each gate, strings of 0 and 1 with one character per question."""
+    """Content of decisions.json.
+
+    Attributes:
+        questions: Fingerprints of the questions.
+        gates: By gate, the strings 'right' and 'searched' of 0 and 1, with one character per question.
+    """
 
     questions: tuple[str, ...] = ()
     gates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def get(self, gate: str, kind: str) -> BoolArray | None:
-        """Return the 'right' or 'searched' flags of a gate, or None if unusable."""
+        """Return the flags 'right' or 'searched' of a gate; None unless there is one per question."""
         bits = self.gates.get(gate, {}).get(kind, "")
         if not bits or len(bits) != len(self.questions):
             return None

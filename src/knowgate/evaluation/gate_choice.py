@@ -84,20 +84,17 @@ def choose_gate(
     Returns:
         The gate and its threshold. None if no gate can skip any search within the loss.
     """
-    best: GateChoice | None = None
-    for gate, needs in needs_by_gate.items():
-        choice = _choose_threshold(gate, needs, answers, rows, max_loss)
-        if choice is not None and (best is None or choice.skipped > best.skipped):
-            best = choice
-    return best
+    choices = [_choose_threshold(gate, needs, answers, rows, max_loss) for gate, needs in needs_by_gate.items()]
+    possible = [choice for choice in choices if choice is not None]
+    return max(possible, key=lambda choice: choice.skipped, default=None)
 
 
 def _choose_threshold(
     gate: str, all_needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
-    """Choose the threshold that skips most searches and loses little accuracy.
+    """Choose the threshold of a gate that skips most searches and loses at most `max_loss` of the accuracy.
 
-    The loss is measured on the questions in `rows`.
+    Only the questions in `rows` are used.
 
     Returns:
         The gate and the threshold. None if every threshold loses too much or skips nothing.

@@ -185,18 +185,17 @@ def compare_gates(
     compared = [gate for gate in scores if gate.name not in baseline_names]
     # Gates and baselines are measured together, so that they share their resamples.
     results = gate_results.measure_gates(table, [*compared, *baselines], bootstrap)
-    gates, baseline_results = results[: len(compared)], results[len(compared) :]
-    if not baselines:
-        return Evaluation(table, gates, [], _measure_slices(table, gates), resamples)
-    never, always, oracle = (gate_results.make_baseline_result(table, result) for result in baseline_results)
-    all_results = [never, always, *gates, oracle]
-    return Evaluation(
-        table, all_results, _compare_pairs(gates, always), _measure_slices(table, all_results), bootstrap.resamples
-    )
+    gates, comparisons = results[: len(compared)], []
+    if baselines:
+        baseline_results = results[len(compared) :]
+        never, always, oracle = (gate_results.make_baseline_result(table, result) for result in baseline_results)
+        comparisons = _compare_pairs(gates, always)
+        gates = [never, always, *gates, oracle]
+    return Evaluation(table, gates, comparisons, _measure_slices(table, gates), resamples)
 
 
 def _check_distinguishable(table: LabelTable) -> None:
-    """Raise BadInput if all questions have the same grade, so gates cannot be compared."""
+    """Raise BadInput if gates cannot be compared: no answers with passages, and all others have the same grade."""
     closed = table.closed_right
     if table.open_right is None and (closed.all() or not closed.any()):
         grade = "right" if closed.all() else "wrong"
@@ -219,7 +218,7 @@ def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[prop
 
 def _compare_pair(first: GateResult, second: GateResult) -> proportions.PairedComparison:
     """Compare the accuracies of two gates by bootstrap and by McNemar's test."""
-    differences = first.resampled["accuracy"] - second.resampled["accuracy"]
+    differences = first.resampled["accuracy"] - second.resampled["accuracy"]  # one per resample
     difference = summarize_resamples(differences)
     p_value, only_first, only_second = proportions.mcnemar_test(first.right, second.right)
     return proportions.PairedComparison(
@@ -251,17 +250,20 @@ def _measure_slices(table: LabelTable, gates: Sequence[GateResult]) -> list[Slic
 def _measure_slice(
     table: LabelTable, gates: Sequence[GateResult], dimension: str, value: str, in_slice: BoolArray
 ) -> SliceTable:
-    """Measure the gates on the questions that the mask `in_slice` selects."""
+    """Measure the gates on one group of questions, such as the dimension 'language' with the value 'en'.
+
+    `in_slice` marks the questions of the group.
+    """
     n = int(in_slice.sum())
     never = float(table.closed_right[in_slice].mean()) if n else None
     if never is None or table.open_right is None:
-        return SliceTable(dimension, value, n, never, None, [])
+        return SliceTable(dimension, value, n, never, always=None, rows=[])
     always = float(table.open_right[in_slice].mean())
     rows = []
     for gate in gates:
+        accuracy = float(gate.right[in_slice].mean())
         rate = float(gate.retrieve[in_slice].mean())
-        random = rate * always + (1 - rate) * never
-        rows.append(SliceResult(gate.gate, float(gate.right[in_slice].mean()), rate, random))
+        rows.append(SliceResult(gate.gate, accuracy, rate, random=rate * always + (1 - rate) * never))
     return SliceTable(dimension, value, n, never, always, rows)
 
 
@@ -286,9 +288,7 @@ def read_guarantees(
         Guarantees by the gate's name in the tables. Gates without a calibrated threshold are missing.
     """
     guarantees = {}
-    for gate in gates:
-        if gate == "auto" or get_gate_folder(gate) is None:
-            continue
+    for gate in [gate for gate in gates if gate != "auto" and get_gate_folder(gate) is not None]:
         loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
         if isinstance(loaded, FittedGate) and any(name in loaded.artifact.manifest for name in CALIBRATION_ENTRIES):
             guarantees[get_gate_name(gate)] = _check_guarantee(table, loaded, arbiter)
@@ -296,27 +296,26 @@ def read_guarantees(
 
 
 def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
-    """Check whether a gate's guarantee holds for these questions.
+    """Check whether the proof that a gate loses few answers holds for these questions.
 
-    LLM, prompts, passages and arbiter must be unchanged.
+    It holds if the LLM, the prompts, the passages and the arbiter are those of the proof.
 
     Args:
         table: The questions, with the settings that they were answered with.
         gate: The gate. If it has no guarantee, the text of the result is ''.
         arbiter: Fingerprint of the arbiter that chooses between the answers with and without passages; None without one.
     """
-    without_arbiter = deployment.has_guarantee_without_arbiter(gate)
-    # The tables show every gate also without the arbiter. A guarantee without one refers to that.
-    assumed_arbiter = None if without_arbiter else arbiter
-    conditions = _describe_deployment(table, assumed_arbiter)
     evidence = gate.artifact.manifest.get("guarantee") or {}
     proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
     has_arbiter = arbiter is not None and arbiter == proven_arbiter
-    skips_without_arbiter = without_arbiter and gate.threshold != ALWAYS_RETRIEVE
-    is_applicable = has_arbiter or skips_without_arbiter
+    is_without_arbiter = deployment.has_guarantee_without_arbiter(gate)
+    # The tables show every gate also without the arbiter. A guarantee without one refers to those results.
+    conditions = _describe_deployment(table, None if is_without_arbiter else arbiter)
+    skips_without_arbiter = is_without_arbiter and gate.threshold != ALWAYS_RETRIEVE
+    is_violated = bool(deployment.find_violated_conditions(gate, conditions))
     return GateGuarantee(
         text=deployment.describe_guarantee(gate, conditions),
-        holds=is_applicable and not deployment.find_violated_conditions(gate, conditions),
+        holds=(has_arbiter or skips_without_arbiter) and not is_violated,
         max_loss=float(evidence.get("epsilon", 0.0)),
         n_calibrated=_count_calibration_questions(table, gate),
         has_arbiter=has_arbiter,
@@ -350,23 +349,7 @@ def _count_calibration_questions(table: LabelTable, gate: FittedGate) -> int:
 
 def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
     """Build the main table, with one row per gate. 'matched random' retrieves as often as the gate, but at random."""
-    columns: dict[str, Callable[[GateResult], str]] = {
-        "gate": lambda gate: gate.gate,
-        "accuracy": lambda gate: proportions.format_percent_estimate(gate.measures["accuracy"]),
-        "retrieval": lambda gate: format_percent(gate.measures["rate"].value),
-        "LLM calls": lambda gate: f"{gate.cost.calls:.2f}",
-        "deciding, ms": _format_milliseconds,
-        "generated tokens": lambda gate: (
-            UNKNOWN_AMOUNT if gate.cost.completion is None else f"{gate.cost.completion:.1f}"
-        ),
-        "matched random": lambda gate: format_percent(gate.measures["random"].value),
-        "gain": lambda gate: proportions.format_points_estimate(gate.measures["gain"]),
-        AGAINST_ALWAYS: _format_against_always,
-        "harm": lambda gate: format_percent(gate.measures["harm"].value),
-        "waste": lambda gate: format_percent(gate.measures["waste"].value),
-        "headroom": lambda gate: format_percent(gate.measures["recovered"].value),
-    }
-    return TextTable.build("Answers", gates, columns)
+    return TextTable.build("Answers", gates, ANSWER_COLUMNS)
 
 
 def _format_milliseconds(gate: GateResult) -> str:
@@ -378,7 +361,7 @@ def _format_milliseconds(gate: GateResult) -> str:
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table with a row per gate."""
+    """Build a narrow table with a row per gate. Without answers with passages, it shows only the AUROC."""
     columns: dict[str, Callable[[GateResult], str]] = {"gate": lambda gate: gate.gate}
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
     if has_open_answers:
@@ -408,6 +391,22 @@ def _format_against_always(gate: GateResult) -> str:
     """Format the accuracy of a gate minus that of always retrieving, with its interval."""
     resampled_losses = gate.resampled["loss"]  # the accuracy of always retrieving minus that of the gate
     return proportions.format_points_estimate(summarize_resamples(-resampled_losses))
+
+
+ANSWER_COLUMNS: dict[str, Callable[[GateResult], str]] = {
+    "gate": lambda gate: gate.gate,
+    "accuracy": lambda gate: proportions.format_percent_estimate(gate.measures["accuracy"]),
+    "retrieval": lambda gate: format_percent(gate.measures["rate"].value),
+    "LLM calls": lambda gate: f"{gate.cost.calls:.2f}",
+    "deciding, ms": _format_milliseconds,
+    "generated tokens": lambda gate: UNKNOWN_AMOUNT if gate.cost.completion is None else f"{gate.cost.completion:.1f}",
+    "matched random": lambda gate: format_percent(gate.measures["random"].value),
+    "gain": lambda gate: proportions.format_points_estimate(gate.measures["gain"]),
+    AGAINST_ALWAYS: _format_against_always,
+    "harm": lambda gate: format_percent(gate.measures["harm"].value),
+    "waste": lambda gate: format_percent(gate.measures["waste"].value),
+    "headroom": lambda gate: format_percent(gate.measures["recovered"].value),
+}
 
 
 def draw_trade_off(gates: Sequence[GateResult]) -> str:

@@ -124,11 +124,10 @@ def evaluate(
     gate_list: Sequence[Any] = gates if isinstance(gates, list | tuple) else [gates]
     given_gates: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
     _check_source(given_gates, runs, data, options)
-    # Gates that decide now are replaced by the names of their stored decisions.
-    scored_gates: Sequence[str | Gate] = given_gates
+    scored_gates: Sequence[str | Gate] = given_gates  # a gate that decides now is replaced by its stored decisions
     if data is not None and options.out is not None:
         live_options = options.replace(model=options.model or DEFAULT_MODEL)
-        runs = label_and_decide(given_gates, data, options.out, options=live_options, on_progress=on_progress)
+        runs = label_and_decide(given_gates, data, options.out, live_options, on_progress)
         scored_gates = make_record_names(given_gates)
     elif options.model is not None:
         scored_gates = decide_on_runs(given_gates, resolve_run_paths(runs or []), options=options)
@@ -163,7 +162,7 @@ def _evaluate_runs(
     options: EvaluateOptions,
     on_arbitrated: Callable[[int, int], None],
 ) -> Evaluation:
-    """Evaluate gates on label runs, and add the optional tables. Label runs are folders of recorded answers.
+    """Evaluate gates on label runs, which are folders of recorded answers. Then add the optional tables.
 
     Args:
         given_gates: The gates as the caller gave them.
@@ -223,7 +222,7 @@ def _add_gate_facts(
 def _add_optional_tables(
     evaluation: Evaluation, scores: Sequence[TableScores], choices: ArbiterChoices | None, options: EvaluateOptions
 ) -> Evaluation:
-    """Add the optional results: arbiter, price of searches, and judge of passages.
+    """Add the results that the options ask for: with an arbiter, with a price of searches, with a judge of passages.
 
     Args:
         evaluation: The evaluation, whose results are added to a copy.
@@ -239,7 +238,7 @@ def _add_optional_tables(
         evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     if options.price_search is not None:
         gates = _add_baselines(table, scores, [])
-        once_right = choices.right if choices else table.always_right
+        once_right = choices.right if choices else table.always_right  # whether the answer after one search is right
         price = options.price_search / options.price_wrong  # in right answers
         evaluation = replace(evaluation, actions=evaluate_actions(table, gates, once_right, price, bootstrap))
     if options.second_look is not None:

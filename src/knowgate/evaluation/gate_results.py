@@ -23,6 +23,7 @@ from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats import metrics
 from knowgate.stats.bootstrap import Bootstrap, Estimate, WeightedMetric, summarize_resamples
 
+Values = Mapping[str, metrics.FloatArray]  # measure -> one value per sample
 MAX_EXACT_QUESTIONS = 20_000
 NEED_LEVELS = 1_024  # levels of need that cells are formed from, each with about as many questions
 RETRIEVAL_RATES: tuple[float, ...] = (0.9, 0.75, 0.5, 0.25)  # rates whose accuracy the tables show
@@ -121,8 +122,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
     """Collect everything measured about a gate.
 
     Args:
-        table: The questions, and whether their answers without passages (`closed_right`) and with passages (`open_right`;
-            None if there are none) are right.
+        table: The questions and their grades.
         gate: What the gate predicts for these questions.
         resampled: For each measure, its value on all questions, followed by its values on the bootstrap resamples.
     """
@@ -147,9 +147,9 @@ def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[An
 
 
 def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
-    """Return a function for the mean of each column on each bootstrap resample.
+    """Return a function that computes the mean of each column on bootstrap resamples.
 
-    `weights` counts the draws of each question.
+    Its argument `weights` says how often each resample contains each question.
     """
     values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
 
@@ -246,7 +246,7 @@ class GradedNeeds:
 
 
 def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Return a function for all measures of a gate on each bootstrap resample."""
+    """Return a function that computes all measures of a gate on bootstrap resamples."""
     measure_ranking = _build_ranking_metric(outcomes)
     measure_decisions = _build_decision_metric(outcomes)
     if measure_decisions is None:
@@ -255,9 +255,9 @@ def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
 
 def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Return a function for the ranking quality of a gate on each bootstrap resample.
+    """Return a function that measures on bootstrap resamples how well a gate ranks questions.
 
-    Unknown questions should have higher needs.
+    Questions that the LLM does not know should have higher needs than the others.
     """
     needs = outcomes.needs
     ranking = metrics.NeedRanking(needs)
@@ -280,12 +280,13 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
 
 def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
-    """Return a function for the quality of a gate's decisions on each bootstrap resample.
+    """Return a function that measures a gate's decisions on bootstrap resamples.
 
     Returns None if no question was answered with passages.
     """
     if outcomes.opened is None:
         return None
+    # `closed` and `opened`: whether the answers without and with passages are right.
     closed, opened, retrieve = outcomes.closed, outcomes.opened, outcomes.retrieve
     columns = {
         "accuracy": np.where(retrieve, opened, closed),
@@ -301,7 +302,7 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
     return lambda weights: _derive_measures(compute_means(weights))
 
 
-def _derive_measures(means: Mapping[str, metrics.FloatArray]) -> dict[str, metrics.FloatArray]:
+def _derive_measures(means: Values) -> dict[str, metrics.FloatArray]:
     """Derive a gate's measures from means over questions.
 
     `random` is the accuracy of retrieving as often, but at random.
@@ -339,15 +340,13 @@ class QuestionCells:
         return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=n_cells) for row in weights])
 
     def metric(self) -> WeightedMetric:
-        """Return a function for all measures of a gate, computed on the cells."""
+        """Return a function that computes all measures of a gate, on cells instead of questions."""
         measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, metrics.FloatArray]]:
     """Measure gates on bootstrap resamples, fast, by grouping similar questions into cells.
-
-    The error on the full sample is subtracted.
 
     Returns:
         For each gate and measure, the value on all questions, followed by the values on the resamples.
@@ -356,15 +355,20 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     results = []
     for gate, cell_metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
-        exact_metric = _build_gate_metric(gate)
-        exact = exact_metric(full_sample)
-        approximate = cell_metric(full_sample)
-        measures = dict(exact)
-        for name, values in resamples.items():  # empty if no resamples are asked for
-            corrected = values - approximate[name] + exact[name]
-            measures[name] = np.concatenate([exact[name], corrected])
-        results.append(measures)
+        measure_exactly = _build_gate_metric(gate)
+        results.append(_correct_resamples(resamples, measure_exactly(full_sample), cell_metric(full_sample)))
     return results
+
+
+def _correct_resamples(resamples: Values, exact: Values, approximate: Values) -> dict[str, metrics.FloatArray]:
+    """Subtract from each measure the error of the cells, which is known on the full sample.
+
+    Returns the exact value of each measure, followed by its corrected values on the resamples.
+    """
+    measures = dict(exact)
+    for name, values in resamples.items():  # empty if no resamples are asked for
+        measures[name] = np.concatenate([exact[name], values - approximate[name] + exact[name]])
+    return measures
 
 
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:

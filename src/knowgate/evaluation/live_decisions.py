@@ -36,6 +36,7 @@ from knowgate.retrieval.rerankers import as_reranker
 from knowgate.types import Gate, Model, Question, Retriever, Runner
 
 log = logging.getLogger(__name__)
+LabelCallback = Callable[[LabelProgress], None]
 BATCH_RUNNER = LocalRunner(first=32, largest=32)
 MAX_TOKENS = 32  # maximum length of an answer
 LAYERS = "mid,late"  # layers of the LLM whose hidden states are stored for gates
@@ -54,16 +55,11 @@ class LiveOptions(AnswerOptions):
 
 
 def label_and_decide(
-    gates: Sequence[str | Gate],
-    data: QuestionSource,
-    out: Path,
-    *,
-    options: LiveOptions,
-    on_progress: Callable[[LabelProgress], None] = lambda progress: None,
+    gates: Sequence[str | Gate], data: QuestionSource, out: Path, options: LiveOptions, on_progress: LabelCallback
 ) -> list[Path]:
-    """Let the LLM answer questions and gates decide, and return the label run folders.
+    """Let the LLM answer questions, and gates decide whether to retrieve for them.
 
-    Stored answers and decisions are reused.
+    Stored answers and decisions are reused. Returns the folders of the label runs, one per data spec.
 
     Args:
         gates: Gate specs or gates. 'auto' is ignored here; an evaluation replaces it by all gates that the data allow.
@@ -77,13 +73,15 @@ def label_and_decide(
     named_gates.pop(AUTO_GATES, None)
     model = resolve_model(options.model)
     prompts = load_answer_prompts(options.prompts, model=model)
-    decider = LiveDecider(model, prompts, bind_gates(named_gates, model, prompts, options), options)
+    bound_gates = bind_gates(named_gates, model, prompts, options)
+    decider = LiveDecider(model, prompts, bound_gates, options)
     label_options = _make_label_options(options, is_remote=decider.is_remote)
-    labeled_model = options.model if decider.is_remote else model  # the workers of a cluster load it by name
+    answering_model = options.model if decider.is_remote else model  # the workers of a cluster load it by name
     runs = []
     for source in sources:
-        folder = out / "runs" / describe_data(source).replace(":", "-").replace("/", "-")
-        run = label(source, out=folder, model=labeled_model, options=label_options, on_progress=on_progress)
+        folder_name = describe_data(source).replace(":", "-").replace("/", "-")
+        folder = out / "runs" / folder_name
+        run = label(source, out=folder, model=answering_model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
     return runs
@@ -155,15 +153,15 @@ def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
 
 
 def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
-    """Return a name for the stored decisions of each gate. Gates with the same name get numbers."""
+    """Return a name for the stored decisions of each gate: its spec, or else its name. Equal names get numbers."""
     names: list[str] = []
     for gate in gates:
         if isinstance(gate, str):
             names.append(gate)
-            continue
-        name = get_gate_name(gate)
-        n_same = sum(used == name or used.startswith(f"{name} (") for used in names)
-        names.append(f"{name} ({n_same + 1})" if n_same else name)
+        else:
+            name = get_gate_name(gate)
+            n_same = sum(used == name or used.startswith(f"{name} (") for used in names)
+            names.append(f"{name} ({n_same + 1})" if n_same else name)
     return names
 
 

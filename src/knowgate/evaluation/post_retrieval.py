@@ -39,7 +39,7 @@ COMPARED = ", better than without"  # name of the rule that compares with and wi
 
 @dataclass(frozen=True)
 class CascadeResult:
-    """Results of a gate followed by an arbiter (it picks the answer).
+    """Results of a cascade: a gate, then an arbiter. After a search, the arbiter picks one of two answers.
 
     The baseline always gives the answer with passages.
 
@@ -126,42 +126,44 @@ def _measure_cascade(
         bootstrap: Resamples for the intervals.
     """
     retrieve = gate.needs > gate.threshold
-    always_right = table.always_right
-    without_arbiter = np.where(retrieve, always_right, table.closed_right).astype(float)
+    rate = float(retrieve.mean())
+    always_right = table.always_right.astype(float)
+    right_alone = np.where(retrieve, always_right, table.closed_right)
     right = np.where(retrieve, arbiter_right, table.closed_right)
-    against_always = right - always_right.astype(float)
-    columns = {"accuracy": right, "change": right - without_arbiter, "against_always": against_always}
-    means = estimate_column_means(bootstrap, columns)
-    p_value, gained, harmed = mcnemar_test(right, always_right)
+    columns = {"accuracy": right, "change": right - right_alone, "against_always": right - always_right}
+    p_value, gained, harmed = mcnemar_test(right, table.always_right)
     return CascadeResult(
         gate=gate.name,
-        rate=float(retrieve.mean()),
-        alone=float(without_arbiter.mean()),
+        rate=rate,
+        alone=float(right_alone.mean()),
         p_mcnemar=p_value,
         harmed=harmed / len(right),
         gained=gained / len(right),
         right=right,
-        calls=1 + gate.calls + float(retrieve.mean()),  # closed-book answer, calls of the gate, open-book answer
-        **means,
+        calls=1 + gate.calls + rate,  # closed-book answer, calls of the gate, open-book answer
+        **estimate_column_means(bootstrap, columns),
     )
+
+
+CASCADE_COLUMNS: dict[str, Callable[[CascadeResult], str]] = {
+    "gate": lambda result: result.gate,
+    "retrieval": lambda result: format_percent(result.rate),
+    "LLM calls": lambda result: f"{result.calls:.2f}",
+    "accuracy, no arbiter": lambda result: format_percent(result.alone),
+    "accuracy, cascade": lambda result: format_percent_estimate(result.accuracy),
+    "change": lambda result: format_points_estimate(result.change),
+    "against always": lambda result: format_points_estimate(result.against_always),
+    "p": lambda result: format_p_value(result.p_mcnemar),
+    "harmed": lambda result: format_percent(result.harmed),
+    "gained": lambda result: format_percent(result.gained),
+}
 
 
 def build_cascade_table(cascade: Cascade) -> TextTable:
     """Build the table of all gates with the arbiter. 'always' shows the arbiter alone."""
-    columns: dict[str, Callable[[CascadeResult], str]] = {
-        "gate": lambda result: result.gate,
-        "retrieval": lambda result: format_percent(result.rate),
-        "LLM calls": lambda result: f"{result.calls:.2f}",
-        "accuracy, no arbiter": lambda result: format_percent(result.alone),
-        "accuracy, cascade": lambda result: format_percent_estimate(result.accuracy),
-        "change": lambda result: format_points_estimate(result.change),
-        "against always": lambda result: format_points_estimate(result.against_always),
-        "p": lambda result: format_p_value(result.p_mcnemar),
-        "harmed": lambda result: format_percent(result.harmed),
-        "gained": lambda result: format_percent(result.gained),
-    }
-    title = "The policy as it runs" if cascade.is_policy else "Cascade"
-    return TextTable.build(f"{title}: the arbiter {cascade.arbiter} chooses after retrieval", cascade.lines, columns)
+    kind = "The policy as it runs" if cascade.is_policy else "Cascade"
+    title = f"{kind}: the arbiter {cascade.arbiter} chooses after retrieval"
+    return TextTable.build(title, cascade.lines, CASCADE_COLUMNS)
 
 
 # --- second look: a judge drops useless passages (KBM, section 5.4) -------------------------------
@@ -286,13 +288,13 @@ def evaluate_second_look(
 def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
-    """Measure a gate with and without a judge. Passages that are not `useful` are dropped."""
+    """Measure a gate with and without a judge. The judge drops passages that are not `useful`."""
     closed, opened = table.closed_right, table.always_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful
-    once = np.where(retrieve, opened, closed)  # whether each answer is right if all passages are shown
-    twice = np.where(shown, opened, closed)  # and if useless passages are dropped
-    # For comparison, the passages of as many questions are dropped at random: this is the chance of a right answer.
+    once = np.where(retrieve, opened, closed)  # whether each answer is right without the judge
+    twice = np.where(shown, opened, closed)  # and with the judge
+    # The probability of each right answer if the passages of as many questions are dropped at random.
     shown_share = float(shown.sum() / max(1, retrieve.sum()))
     random = np.where(retrieve, shown_share * opened + (1 - shown_share) * closed, closed)
     difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})

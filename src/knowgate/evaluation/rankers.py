@@ -8,7 +8,7 @@ orders passages by their shift.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -29,7 +29,12 @@ EstimateTable = dict[str, dict[str, Estimate]]  # measure -> ranker -> mean
 
 @dataclass(frozen=True)
 class Ranker:
-    """Scores of a ranker for the candidate passages of each question. Higher is better."""
+    """Scores that a ranker gives to the candidate passages of each question.
+
+    Attributes:
+        name: Name of the ranker.
+        scores: For each question, one score per candidate; higher is better.
+    """
 
     name: str
     scores: list[list[float]] = field(repr=False)
@@ -148,7 +153,10 @@ def _score_retriever_order(row: Preference) -> list[float]:
 
 
 def _apply_margin(reranker: Ranker, retriever: Ranker, passages: Sequence[Sequence[Passage]], margin: float) -> Ranker:
-    """Return a reranker that keeps the retriever's order where its first passage leads."""
+    """Return a reranker that keeps the retriever's order if the retriever is sure of it.
+
+    It is sure if its first passage leads the second by at least the share `margin` of its score.
+    """
     scores = list(reranker.scores)
     for index, candidates in enumerate(passages):
         if can_skip_reranking(candidates, margin):
@@ -161,7 +169,7 @@ def measure_ranking(
 ) -> RankingResult:
     """Measure how early rankers put passages that help.
 
-    Questions without a mix of good and bad passages are skipped.
+    Only questions with some passages that help and some that do not are measured.
 
     Args:
         rows: Questions with candidate passages.
@@ -172,22 +180,22 @@ def measure_ranking(
     Raises:
         BadInput: No row has passages of both kinds.
     """
-    with_both = [index for index, row in enumerate(rows) if row.is_kept]  # passages that help, and that do not
-    _check_any_measured(with_both, len(rows))
-    measured = [rows[index] for index in with_both]
+    indices = [index for index, row in enumerate(rows) if row.is_kept]  # of the questions with passages of both kinds
+    _check_any_measured(indices, len(rows))
+    measured = [rows[index] for index in indices]
     values: dict[str, dict[str, FloatArray]] = {}
     hits: dict[str, list[list[bool]]] = {}
     for ranker in rankers:
-        scores = [ranker.scores[index] for index in with_both]
+        scores = [ranker.scores[index] for index in indices]
         hits[ranker.name] = list(map(rank_hits, measured, scores))
         for measure, by_question in compute_rank_metrics(measured, scores).items():
             values.setdefault(measure, {})[ranker.name] = by_question
     chance = float(np.mean([len(row.positives) / len(row.pool) for row in measured]))
-    result = RankingResult(RankerMeasures([row.id for row in measured], values), hits, chance)
+    measures = RankerMeasures([row.id for row in measured], values)
     if margin is None:  # reranking is never skipped
-        return result
+        return RankingResult(measures, hits, chance)
     is_skipped = [can_skip_reranking(list_passages(row), margin) for row in rows]
-    return replace(result, margin=margin, margin_share=float(np.mean(is_skipped)))
+    return RankingResult(measures, hits, chance, margin, margin_share=float(np.mean(is_skipped)))
 
 
 def _check_any_measured(measured: Sequence[int], n_rows: int) -> None:
@@ -202,7 +210,7 @@ def _check_any_measured(measured: Sequence[int], n_rows: int) -> None:
 def measure_answers(
     rows: Sequence[Preference], rankers: Sequence[Ranker], answerer: CachedAnswerer, passage_counts: Sequence[int]
 ) -> RankerMeasures:
-    """Measure an LLM's accuracy with the first passages of each ranker, or none.
+    """Measure an LLM's accuracy with the first passages of each ranker, and without passages.
 
     Args:
         rows: Questions with candidate passages.

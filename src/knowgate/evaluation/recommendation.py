@@ -38,7 +38,13 @@ UNKNOWN_ESTIMATE = Estimate(None)
 
 @dataclass(frozen=True)
 class SliceChange:
-    """Accuracy change on one group of questions, against always retrieving."""
+    """Accuracy change on one group of questions, against always retrieving.
+
+    Attributes:
+        name: The group, such as 'language en'.
+        n: Number of its questions.
+        change: Accuracy minus the accuracy of always retrieving.
+    """
 
     name: str
     n: int
@@ -132,7 +138,7 @@ def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
-    """Recommend a gate and a threshold. A gate with a valid guarantee (proof of few lost answers) comes first.
+    """Recommend a gate and a threshold. A gate with a valid guarantee, a proof of few lost answers, comes first.
 
     Args:
         evaluation: Evaluated gates.
@@ -153,9 +159,9 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
         if recommendation.is_positive or evaluation.ranking_gates == [calibrated]:
             return recommendation
     recommendation = _recommend_best_gate(evaluation, answers, max_loss)
-    # Without a gate that ranks questions, nothing is known about gates.
-    is_known = recommendation.is_positive or evaluation.ranking_gates
-    return recommendation if is_known else replace(recommendation, level="unknown")
+    if recommendation.is_positive or evaluation.ranking_gates:
+        return recommendation
+    return replace(recommendation, level="unknown")  # no gate was evaluated that could be left
 
 
 def _recommend_best_gate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
@@ -181,7 +187,7 @@ def _list_needs(evaluation: Evaluation) -> dict[str, FloatArray]:
 def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
     """Return the gate with a valid guarantee that skips most searches, or None.
 
-    A single calibrated gate needs no guarantee.
+    If only one gate is evaluated, a calibrated threshold is enough.
     """
     # This choice does not depend on grades, so the accuracy of the chosen gate can be measured on the same questions.
     names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
@@ -194,28 +200,26 @@ def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
 def _recommend_own_threshold(
     evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Build the recommendation of a gate at its own threshold, with its own arbiter."""
+    """Recommend a gate at its own threshold. The arbiter takes part only if the guarantee includes it."""
     guarantee = evaluation.guarantees[gate.gate]
     cascade = evaluation.cascade if guarantee.has_arbiter else None  # results with the arbiter
     if cascade is None:
         answers = replace(answers, arbitrated=None)
     skips = ~gate.retrieve
-    right = np.where(skips, answers.closed, answers.retrieved)
     recommendation = Recommendation(
-        "unknown",  # the level is set below
-        len(right),
-        guarantee.max_loss if guarantee.holds else max_loss,
-        gate.gate,
-        gate.threshold,
+        level="unknown",  # it is set below
+        n=len(skips),
+        max_loss=guarantee.max_loss if guarantee.holds else max_loss,
+        gate=gate.gate,
+        threshold=gate.threshold,
         guarantee=guarantee.text if guarantee.holds else "",
         n_calibrated=guarantee.n_calibrated,
         arbiter=cascade.arbiter if cascade else "",
         at_own_threshold=True,
         skips=skips,
-        right=right,
+        right=np.where(skips, answers.closed, answers.retrieved),
     )
-    changes = right.astype(float) - answers.opened  # 1 if only the gate is right, -1 if only always retrieving is
-    measured = _measure_effect(evaluation, recommendation, answers, skips, changes)
+    measured = _measure_effect(evaluation, recommendation, answers, skips, recommendation.right)
     return _set_level(evaluation, measured, is_guaranteed=guarantee.holds)
 
 
@@ -225,22 +229,24 @@ def _recommend_own_threshold(
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Build the recommendation of a gate chosen on all questions. Cross-validation measures its effect."""
+    """Recommend a gate chosen on all questions, or never retrieving if the gate is no better than chance.
+
+    Cross-validation measures the effect of the gate.
+    """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     all_rows = np.ones(len(answers.closed), dtype=bool)
     recommendation = Recommendation(
-        "unknown",  # the level is set below
-        len(all_rows),
-        max_loss,
-        choice.gate,
-        choice.threshold,
+        level="unknown",  # it is set below
+        n=len(all_rows),
+        max_loss=max_loss,
+        gate=choice.gate,
+        threshold=choice.threshold,
         agreeing_folds=sum(fold.choice is not None and fold.choice.gate == choice.gate for fold in folds),
         arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.gate != NEVER else "",
         skips=choice.skips(all_rows),
         right=answers.apply(choice, all_rows),
     )
-    held_out_skips, changes = _apply_fold_choices(folds, answers)
-    measured = _measure_effect(evaluation, recommendation, answers, held_out_skips, changes)
+    measured = _measure_effect(evaluation, recommendation, answers, *_apply_fold_choices(folds, answers))
     if not measured.likely_beats_chance:
         without_retrieval = _recommend_no_retrieval(evaluation, answers, max_loss)
         if without_retrieval.is_positive:
@@ -248,31 +254,36 @@ def _recommend_choice(
     return _set_level(evaluation, measured)
 
 
-def _apply_fold_choices(folds: Sequence[_Fold], answers: CorrectAnswers) -> tuple[BoolArray, FloatArray]:
-    """Apply the choice of each fold to its own questions.
+def _apply_fold_choices(folds: Sequence[_Fold], answers: CorrectAnswers) -> tuple[BoolArray, BoolArray]:
+    """Let the choice of each fold decide on the questions of the fold.
 
     Returns:
-        Whether each search is skipped, and the change against always retrieving: 1 where an answer became right, -1 where
-        it became wrong.
+        Whether each search is skipped, and whether each final answer is right.
     """
-    held_out_skips = np.zeros(len(answers.closed), dtype=bool)
-    changes = np.zeros(len(answers.closed))
+    # A fold without a choice always retrieves.
+    skips, right = np.zeros(len(answers.opened), dtype=bool), answers.opened.copy()
     for fold in folds:
-        if fold.choice is not None:  # otherwise nothing is skipped in this fold
-            held_out_skips[fold.rows] = fold.choice.skips(fold.rows)
-            changes[fold.rows] = answers.apply(fold.choice, fold.rows).astype(float) - answers.opened[fold.rows]
-    return held_out_skips, changes
+        if fold.choice is not None:
+            skips[fold.rows] = fold.choice.skips(fold.rows)
+            right[fold.rows] = answers.apply(fold.choice, fold.rows)
+    return skips, right
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
-    """Return large groups of questions with a certain loss, worst first. A change is 1 (became right), -1 or 0."""
+    """Return the large groups of questions that certainly lose accuracy, worst first.
+
+    `changes` has 1 for each answer that became right, -1 for each that became wrong, else 0.
+    """
     slices = measure_slice_changes(evaluation, changes, MIN_SLICE_ROWS)
     losing = [part for part in slices if part.change.high is not None and part.change.high < 0]
     return tuple(sorted(losing, key=lambda part: part.change.value or 0.0))
 
 
 def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_questions: int) -> list[SliceChange]:
-    """Return the accuracy change of each group with at least `min_questions`. A change is 1 (became right), -1 or 0."""
+    """Estimate the accuracy change of each group with at least `min_questions` questions.
+
+    `changes` has 1 for each answer that became right, -1 for each that became wrong, else 0.
+    """
     slices = []
     for part in evaluation.slices:
         if part.n >= min_questions:
@@ -286,8 +297,7 @@ def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max
     """Build the recommendation to never retrieve, with its measured loss."""
     skips = np.ones(len(answers.closed), dtype=bool)  # every search is skipped
     recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=answers.closed)
-    changes = answers.closed.astype(float) - answers.opened
-    measured = _measure_effect(evaluation, recommendation, answers, skips, changes)
+    measured = _measure_effect(evaluation, recommendation, answers, skips, recommendation.right)
     return _set_level(evaluation, measured)
 
 
@@ -297,7 +307,12 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
 
 
 class _Fold(NamedTuple):
-    """A fifth of the questions, and a gate chosen on the others. `choice` is None if no gate qualified."""
+    """A fifth of the questions, and the gate that was chosen on the other questions.
+
+    Attributes:
+        rows: Mask of the questions.
+        choice: The gate and its threshold; None if every gate loses too many answers.
+    """
 
     rows: BoolArray
     choice: GateChoice | None
@@ -317,37 +332,30 @@ def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: f
 
 
 def _measure_effect(
-    evaluation: Evaluation,
-    recommendation: Recommendation,
-    answers: CorrectAnswers,
-    held_out_skips: BoolArray,
-    changes: FloatArray,
+    evaluation: Evaluation, recommendation: Recommendation, answers: CorrectAnswers, skips: BoolArray, right: BoolArray
 ) -> Recommendation:
-    """Add the skipped searches and the accuracy change to a recommendation.
-
-    `gain` compares with as many random skips.
+    """Add the measured effect to a recommendation: skipped searches, and accuracy against always retrieving.
 
     Args:
         evaluation: The evaluation, for its number of resamples and its slices.
         recommendation: The gate and threshold, or never retrieving.
         answers: Grades of both answers to each question.
-        held_out_skips: Whether the search for each question is skipped by a gate and threshold that were chosen without
-            this question.
-        changes: 1 where that made the answer correct, -1 where it made it wrong, compared with always giving the
-            open-book answer; else 0.
+        skips: Whether each search is skipped, by a gate and threshold that were chosen without this question.
+        right: Whether the final answer to each question is then right.
     """
-    gains = _compute_gains(changes, answers, held_out_skips)
-    columns = [recommendation.skips.astype(float), held_out_skips.astype(float), changes, gains]
+    changes = right.astype(float) - answers.opened  # 1 if only the gate is right, -1 if only always retrieving is
+    gains = _compute_gains(changes, answers, skips)
+    columns = [recommendation.skips.astype(float), skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
     measured = replace(
         recommendation,
         skipped=skipped,
         held_out_skipped=held_out_skipped,
-        held_out_skips=held_out_skips,
+        held_out_skips=skips,
         difference=difference,
         losing_slices=_find_losing_slices(evaluation, changes),
     )
-    if recommendation.is_without_retrieval:
+    if recommendation.is_without_retrieval:  # no gate has to beat chance
         return measured
     beats_chance = _is_above_zero(gains, Z_CERTAIN)
     likely_beats_chance = _is_above_zero(gains, Z_LIKELY)
@@ -355,7 +363,10 @@ def _measure_effect(
 
 
 def _compute_gains(changes: FloatArray, answers: CorrectAnswers, held_out_skips: BoolArray) -> FloatArray:
-    """Subtract from each change what as many skips at random would change on average."""
+    """Return how much better each answer is than with random skips.
+
+    A change is 1 if an answer became right, -1 if it became wrong. Random skips would be as many.
+    """
     # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
     arbiter_changes = answers.retrieved.astype(float) - answers.opened
     mean_skip_change = float(answers.closed.mean() - answers.retrieved.mean())
@@ -388,7 +399,7 @@ def _set_level(
 
 
 def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> RecommendationLevel:
-    """Decide whether to use a gate, try it, or leave it alone. `gain` compares with as many random skips.
+    """Decide from its measured effect whether to use a gate, try it, or leave it alone.
 
     Returns:
         'leave' if the gate skips hardly any searches, loses more than `max_loss` against always retrieving, or is no

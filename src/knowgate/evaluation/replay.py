@@ -205,9 +205,14 @@ class TrafficEvent:
 
 @dataclass(frozen=True)
 class SavedAmount:
-    """Amount saved by a gate, next to the amount of always retrieving."""
+    """What a gate saves of an amount, such as tokens, compared with always retrieving.
 
-    saved: float  # negative if the gate takes more
+    Attributes:
+        saved: Amount saved; negative if the gate takes more.
+        always: Amount that always retrieving takes.
+    """
+
+    saved: float
     always: float
 
 
@@ -241,6 +246,9 @@ class Traffic:
     """Logged questions, with needs and costs as arrays.
 
     Costs are stored by stage, such as 'reading', and measure, such as seconds.
+
+    Attributes:
+        events: The questions.
 
     Raises:
         BadInput: There are no questions.
@@ -284,7 +292,7 @@ class Traffic:
     def checks(self) -> dict[str, list[TrafficEvent]]:
         """Questions with answers both with and without passages, by kind.
 
-        'audited' were skipped, then retrieved for as a check.
+        'retrieved' or 'audited' (skipped, then retrieved for as a check) in a log; 'graded' in a label run.
         """
         checked = [event for event in self.events if event.loses_answer is not None]
         checks = {
@@ -309,7 +317,7 @@ def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
     """Compute the savings and risks of a threshold on logged questions.
 
-    Risk is the share of answers changed or lost.
+    Risk is the share of answers that skipping searches changes or loses.
     """
     retrieve = traffic.needs > threshold
     n_retrieved = int(retrieve.sum())
@@ -343,6 +351,7 @@ def _has_evidence(traffic: Traffic, threshold: float) -> bool:
     if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
         return True
     with_both_answers = [event for event in skipped if event.loses_answer is not None]
+    # Questions that were retrieved for in the log are newly skipped at this threshold.
     n_newly_skipped = sum(bool(event.retrieved) for event in skipped)
     n_newly_known = sum(bool(event.retrieved) for event in with_both_answers)
     if n_newly_known < min(MIN_KNOWN_QUESTIONS, n_newly_skipped):

@@ -141,7 +141,13 @@ class CachedAnswerer:
 
 @dataclass(frozen=True)
 class CachedReranker:
-    """A reranker with scores cached in a file. Several rerankers can share the file."""
+    """A reranker with scores cached in a file. Several rerankers can share the file.
+
+    Attributes:
+        reranker: The reranker that computes missing scores.
+        file: Cache file of the scores.
+        on_progress: Called with the number of questions scored so far, and how many have to be scored.
+    """
 
     reranker: Reranker
     file: Path

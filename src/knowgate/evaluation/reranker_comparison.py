@@ -132,13 +132,7 @@ def compare_rerankers(
     compared: dict[str, Reranker] = dict(rerankers)
     if controls:
         compared[ranking.ShortestFirstRanker.name] = ranking.ShortestFirstRanker()
-    rankings = {}
-    for source in sources:
-        compared_here = dict(compared)
-        if controls:  # this baseline learns from the source
-            compared_here[ranking.PassageMeanRanker.name] = ranking.PassageMeanRanker(source.training)
-        rankers = ranking.rank_with_all(source.rows, compared_here, margin)
-        rankings[source.name] = ranking.measure_ranking(source.rows, rankers, margin)
+    rankings = {source.name: _rank_source(source, compared, margin, controls=controls) for source in sources}
     answers = {}
     for llm, answerer in (answerers or {}).items():
         for data, all_rows in sources[0].by_data.items():
@@ -148,16 +142,29 @@ def compare_rerankers(
     return RerankerComparison(rankings, answers)
 
 
+def _rank_source(
+    source: HeldOutPreferences, rerankers: dict[str, Reranker], margin: float | None, *, controls: bool
+) -> RankingResult:
+    """Measure the rankings of all rerankers by the preferences of one source."""
+    if controls:  # this baseline learns from the source
+        rerankers = rerankers | {ranking.PassageMeanRanker.name: ranking.PassageMeanRanker(source.training)}
+    rankers = ranking.rank_with_all(source.rows, rerankers, margin)
+    return ranking.measure_ranking(source.rows, rankers, margin)
+
+
 def _rank_for_answers(
     rows: Sequence[Preference], sources: Sequence[HeldOutPreferences], rerankers: Mapping[str, Reranker]
 ) -> list[ranking.Ranker]:
-    """Rank the passages that LLMs answer with. Each source has an oracle of its own."""
+    """Rank the passages that LLMs answer with: by rerankers, and by one oracle per source."""
     rankers = [ranker for ranker in ranking.rank_with_all(rows, rerankers) if ranker.name != ORACLE]
     return [*rankers, *build_oracle_rankers(rows, sources)]
 
 
 def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:
-    """Build an oracle per source: it ranks by measured help. Sources without all candidates are skipped."""
+    """Build an oracle per source, which ranks passages by how much they helped the LLM.
+
+    A source that did not measure all candidates of the rows is left out.
+    """
     oracles = []
     for source in sources:
         shifts: dict[tuple[str, str, str], float] = {}  # how much each passage changed the confidence of the LLM

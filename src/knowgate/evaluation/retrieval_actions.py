@@ -140,18 +140,18 @@ def measure_actions(
 def _measure_choice(
     gate: str, outcomes: ActionOutcomes, actions: NDArray[np.int64], price: float, bootstrap: Bootstrap
 ) -> ActionResult:
-    """Measure accuracy and searches of the chosen actions. `actions` holds indices in `ACTIONS`."""
-    right = outcomes.right[np.arange(len(actions)), actions]  # the outcome of the chosen action of each question
+    """Measure accuracy and searches of the actions that a gate chose, as indices in `ACTIONS`."""
+    right = outcomes.right[np.arange(len(actions)), actions]  # whether the chosen action answers each question right
     changes = right.astype(float) - outcomes.open_right
-    means = estimate_column_means(bootstrap, {"accuracy": right, "against_always": changes})
     p_value, _, _ = mcnemar_test(right, outcomes.open_right)
+    n_searches = np.asarray(outcomes.searches)[actions]
     return ActionResult(
         gate=gate,
         price=price,
         shares=tuple(float((actions == index).mean()) for index in range(len(ACTIONS))),
-        searches=float(np.asarray(outcomes.searches)[actions].mean()),
+        searches=float(n_searches.mean()),
         p_mcnemar=p_value,
-        **means,
+        **estimate_column_means(bootstrap, {"accuracy": right, "against_always": changes}),
     )
 
 

@@ -21,8 +21,8 @@ from knowgate.core.schema import read_record
 from knowgate.core.validation import check_regular_file, parse_json
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import EventCost, TrafficEvent
-from knowgate.evaluation.traffic_log import LoggedTraffic
-from knowgate.types import DecisionNote, Question
+from knowgate.evaluation.traffic_log import LoggedTraffic, would_skip
+from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 SERVER_DECISION_STAGES = ("read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
@@ -48,7 +48,7 @@ def is_server_log(path: Path) -> bool:
 def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
     """Read the server's decision log as traffic, for replaying thresholds.
 
-    Only the most frequent gate and threshold are read.
+    Only decisions of the most frequent pair of gate and threshold are read.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -65,19 +65,21 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
             f"{_get_path(location)} contains no decision of a gate{explanation}. Send more questions to the server, or "
             "choose another `arm`."
         )
-    audits = _read_audits(location)
     counts = Counter(map(_get_gate_and_threshold, decisions.values()))
-    (((gate, threshold), n_events),) = counts.most_common(1)
+    most_frequent, n_events = counts.most_common(1)[0]
     if n_events < len(decisions):
         left_out["of another gate or threshold"] = len(decisions) - n_events
-    log = LoggedTraffic(_get_path(location), left_out=left_out)
-    log.gates[gate] = n_events
-    log.thresholds[threshold] = n_events
-    for key, record in decisions.items():
-        if _get_gate_and_threshold(record) == (gate, threshold):
-            log.events.append(_make_event(record, audits.get(key, ())))
-            log.models[str(record.get("model", "?"))] += 1
-    return log
+    selected = {key: record for key, record in decisions.items() if _get_gate_and_threshold(record) == most_frequent}
+    audits = _read_audits(location)
+    gate, threshold = most_frequent
+    return LoggedTraffic(
+        _get_path(location),
+        events=[_make_event(record, audits.get(key, ())) for key, record in selected.items()],
+        gates=Counter({gate: n_events}),
+        models=Counter(str(record.get("model", "?")) for record in selected.values()),
+        thresholds=Counter({threshold: n_events}),
+        left_out=left_out,
+    )
 
 
 def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict[str, dict[str, Any]], Counter[str]]:
@@ -94,7 +96,7 @@ def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict
         except BadInput:
             left_out["that cannot be read"] += 1
             continue
-        if arm is None or record.get("arm", "a") == arm:
+        if arm in (None, record.get("arm", "a")):
             reason = _find_reason_to_leave_out(record)
             if reason:
                 left_out[reason] += 1
@@ -104,7 +106,10 @@ def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict
 
 
 def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float]]]:
-    """Read the audits of each decision. An audit answers a question with and without passages."""
+    """Read the audits of each decision, as (kind, 1 if skipping the search lost the answer).
+
+    An audit answers a question with and without passages.
+    """
     audits: dict[str, list[tuple[str, float]]] = {}
     for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
         audits.setdefault(decision, []).append((kind, lost))
@@ -151,8 +156,7 @@ class Correction:
 def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: bool = False) -> LoggedQuestions:
     """Read the newest distinct questions of a decision log. Corrections by people become gold answers.
 
-    If several API keys asked questions, one key gives at most half of the gold answers. Corrections of other keys'
-    answers come from admin keys, so they all count.
+    If several API keys asked questions, one key gives at most half of the gold answers, except for an admin key.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -164,26 +168,30 @@ def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: boo
     """
     owners = {str(key): str(owner or "") for key, owner in _read_rows(location, OWNERS_QUERY)}
     corrections = _read_corrections(location, owners)
-    questions: dict[str, Question] = {}  # by text
-    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        gold_answers = (corrections[key].answer,) if key in corrections else ()
-        question = Question(text, id=str(key), answers=gold_answers)
-        if text not in questions:
-            if len(questions) < limit:
-                questions[text] = question
-        elif gold_answers and not questions[text].answers:  # only this older decision has a correction
-            questions[text] = question
+    questions = _read_distinct(location, corrections, limit)
     if not questions:
         raise BadInput(
             f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
             "store them."
         )
-    used = {item.id: corrections[item.id] for item in questions.values() if item.answers}
+    found = {item.id: corrections[item.id] for item in questions if item.answers}
     has_one_key = len(set(owners.values())) <= 1
-    unused = [] if trusts_keys or has_one_key else _list_excess(used)
-    kept = [replace(item, answers=()) if item.id in unused else item for item in questions.values()]
-    n_keys = len({correction.giver for correction in used.values()})
-    return LoggedQuestions(kept, len(used), n_keys, len(unused))
+    unused = [] if trusts_keys or has_one_key else _list_excess(found)
+    kept = [replace(item, answers=()) if item.id in unused else item for item in questions]
+    n_keys = len({correction.giver for correction in found.values()})
+    return LoggedQuestions(kept, n_corrections=len(found), n_keys=n_keys, n_unused=len(unused))
+
+
+def _read_distinct(location: LogLocation, corrections: Mapping[str, Correction], limit: int) -> list[Question]:
+    """Read the newest distinct questions, each with its newest correction as gold answer, if it has any."""
+    questions: dict[str, Question] = {}  # by text
+    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
+        gold_answers = (corrections[key].answer,) if key in corrections else ()
+        is_new = text not in questions and len(questions) < limit
+        has_first_correction = text in questions and gold_answers and not questions[text].answers
+        if is_new or has_first_correction:
+            questions[text] = Question(text, id=str(key), answers=gold_answers)
+    return list(questions.values())
 
 
 def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[str, Correction]:
@@ -200,7 +208,10 @@ def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[
 
 
 def _list_excess(corrections: Mapping[str, Correction]) -> list[str]:
-    """Return the oldest corrections of a key that gave more than half of all. They are given newest first."""
+    """Return the ids of the oldest corrections of a key, as many as it gave above half of all.
+
+    `corrections` are given newest first.
+    """
     ids_by_key: dict[str, list[str]] = {}
     for id, correction in corrections.items():
         if not correction.is_trusted:
@@ -324,16 +335,16 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
             given as its kind, and whether the answer is lost if the search is skipped. The newest one that applies to
             this decision counts.
     """
-    retrieved = bool(record["retrieve"])
-    would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())  # noted in shadow mode
-    rule_need = -math.inf if would_skip else math.inf  # a rule decides the same at every threshold
+    skips = would_skip(record)
+    rule_need = -math.inf if skips else math.inf  # a rule decides the same at every threshold
     times = record.get("milliseconds") or {}
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     total_seconds = float(times.get("total", 0.0)) / 1000
     answering = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
     # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
     # they apply only to questions that the gate skips.
-    losses = [lost for kind, lost in audits if kind == "label" or would_skip]
+    losses = [lost for kind, lost in audits if kind == "label" or skips]
+    retrieved = bool(record["retrieve"])
     event = TrafficEvent(
         rule_need if record.get("rule") else float(record["need"]),
         retrieved,

@@ -70,8 +70,9 @@ class LoggedTraffic:
         """The gate's decision if always the same: 'always retrieves' or 'never retrieves'. Else ''."""
         if not self.gates or not set(self.gates) <= CONSTANT_GATES:
             return ""
-        thresholds = [*self.thresholds, -1.0 if self.own_threshold is None else self.own_threshold]
-        skips = "never" in self.gates or (CONSTANT_GATE in self.gates and max(thresholds) >= CONSTANT_NEED)
+        thresholds = [threshold for threshold in (*self.thresholds, self.own_threshold) if threshold is not None]
+        is_never_above = any(threshold >= CONSTANT_NEED for threshold in thresholds)
+        skips = "never" in self.gates or (CONSTANT_GATE in self.gates and is_never_above)
         return "never retrieves" if skips else "always retrieves"
 
     def describe_bad_lines(self) -> str:
@@ -160,11 +161,15 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
     if not isinstance(retrieved, bool):
         raise ValueError("'retrieve' is neither true nor false")
     if record.get("rule"):  # A rule decides the same at every threshold, also at that of a gate which always retrieves.
-        would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())
-        need = -math.inf if would_skip else math.inf
+        need = -math.inf if would_skip(record) else math.inf
     if "answer" not in record:  # written by `decide`, which gives no answer
         return TrafficEvent(float(need), retrieved)
     return _parse_answer(record, float(need), retrieved=retrieved)
+
+
+def would_skip(record: Mapping[str, Any]) -> bool:
+    """Return whether the gate or a rule decided to skip the search, even if shadow mode retrieved anyway."""
+    return not record["retrieve"] or DecisionNote.WOULD_SKIP in (record.get("notes") or ())
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,10 @@ class _AnswerAmounts:
 
 
 def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
-    """Parse the record of an answered question. Costs of the answer not given are mostly unknown."""
+    """Parse the record of an answered question.
+
+    The log has the costs of the answer with passages, or of the one without. Those of the other are mostly unknown.
+    """
     passages = _get_passages(record)
     amounts = _parse_amounts(record, passages)
     reading_prompt = amounts.closed_prompt if amounts.draft else 0.0  # without a draft, the LLM reads no prompt yet
@@ -248,17 +256,17 @@ def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_
 
 
 def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEvent:
-    """Add the costs of a question answered without a search. A draft counts as the answer's beginning.
+    """Add the costs of a question answered without a search. If the gate read a draft, the answer continues it.
 
     Returns:
         The event with the costs of the answer after the decision (`closed`), and of the whole answer (`closed_only`).
     """
     rest_prompt = 0.0 if amounts.draft else amounts.closed_prompt  # a draft has read the prompt already
     rest_tokens = _subtract(amounts.answer, amounts.draft)
-    closed = EventCost(amounts.rest_seconds, rest_prompt, rest_tokens, amounts.answer_seconds)
+    closed = EventCost(amounts.rest_seconds, rest_prompt, rest_tokens, gpu=amounts.answer_seconds)
     total_seconds = amounts.reading_seconds + amounts.rest_seconds
     total_gpu = amounts.reading_seconds + amounts.answer_seconds
-    closed_only = EventCost(total_seconds, amounts.closed_prompt, amounts.answer, total_gpu)
+    closed_only = EventCost(total_seconds, amounts.closed_prompt, amounts.answer, gpu=total_gpu)
     return replace(event, closed=closed, closed_only=closed_only)
 
 
@@ -314,7 +322,9 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
 
 
 def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) -> LoggedTraffic:
-    """Read a label run (graded answers) as logged traffic of a gate. Training questions are left out.
+    """Read a label run, a folder of graded answers, as if a gate had decided on its questions.
+
+    Questions that the gate or the arbiter was fitted on are left out.
 
     Args:
         path: Folder of the run.

@@ -310,9 +310,7 @@ class AdaptiveRAG:
             second_look=self.second_look,
             k=self.k,
             rerank_margin=self.rerank_margin,
-            fit_passages=lambda question, passages: fit_passages(
-                self.model, self.prompts, question, passages, self.max_tokens
-            ),
+            fit_passages=functools.partial(fit_passages, self.model, self.prompts, max_tokens=self.max_tokens),
             lock=self._lock,
         )
 
@@ -324,7 +322,7 @@ class AdaptiveRAG:
     ) -> Generator[StreamEvent, None, list[Answer]]:
         """Answer questions: decide, retrieve, answer, and let the arbiter choose.
 
-        `generate` works as a batch or as a stream.
+        `generate` lets the LLM write all answers at once, or streams them one by one.
         """
         states = self._decide(questions, [self.bound_gate, *self._draft_readers])
         yield from (DecisionEvent(state.final_decision) for state in states)
@@ -334,10 +332,14 @@ class AdaptiveRAG:
         yield from stages.compute_answers(closed_book)
         yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
         answers = [state.build_answer(len(states)) for state in states]
+        self._log_answers(answers)
+        return answers
+
+    def _log_answers(self, answers: Sequence[Answer]) -> None:
+        """Log answered questions, if the pipeline has a log."""
         if self.log is not None:
             scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
             self.log.log_answers(answers, scope, self.max_tokens)
-        return answers
 
     def _retrieve(self, states: list[QuestionState]) -> Iterator[StreamEvent]:
         """Retrieve passages for questions, and fit them into the prompt."""
@@ -358,12 +360,8 @@ class AdaptiveRAG:
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
         """Decide for each question whether to retrieve. `readers` request signals of the LLM, such as a draft."""
+        states = self._read(questions, readers)
         gate = self.bound_gate
-        states = [QuestionState(question) for question in questions]
-        with measure_time(states, "read"):
-            readings = read_questions(self.model, readers, questions, self.prompts)
-        for state, reading in zip(states, readings, strict=True):
-            state.reading = reading
         lock = nullcontext() if gate.is_pure else self._lock  # a pure gate changes no state, so threads can share it
         with lock, measure_time(states, "gate"):
             stages.apply_gate(gate, self.used_threshold, states)
@@ -371,6 +369,15 @@ class AdaptiveRAG:
             stages.apply_rules(self.rules, states)
         if self.shadow and self.retriever:
             stages.force_retrieval(self.shadow, states)
+        return states
+
+    def _read(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
+        """Read the signals of the LLM, such as a draft, that the gates in `readers` request."""
+        states = [QuestionState(question) for question in questions]
+        with measure_time(states, "read"):
+            readings = read_questions(self.model, readers, questions, self.prompts)
+        for state, reading in zip(states, readings, strict=True):
+            state.reading = reading
         return states
 
     @property
@@ -386,7 +393,7 @@ class AdaptiveRAG:
     def _retrieve_again(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Search with each question and its last answer, then answer again.
 
-        Questions with an unchanged answer are finished.
+        A question whose answer stays the same gets no further round.
         """
         previous_answers = [normalize(state.text) for state in states]
         has_new_passages = self._retrieval.retrieve_again(states)
@@ -400,10 +407,9 @@ class AdaptiveRAG:
             was_streamed = has_new and state.round == state.max_rounds  # what is planned as the last round is streamed
             if not has_new or normalize(state.text) == previous_answer:
                 state.max_rounds = state.round  # no further rounds
-            is_final = state.round == state.max_rounds
-            # If the arbiter may still replace the answer (`may_show`), it is yielded after that choice.
-            if is_final and state.text and not was_streamed and not state.may_show:
-                yield TextEvent(state.text)
+                # If the arbiter may still replace the answer (`may_show`), it is yielded after that choice.
+                if state.text and not was_streamed and not state.may_show:
+                    yield TextEvent(state.text)
 
     def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer questions without passages. Drafts are continued, in a batch of their own."""
@@ -417,7 +423,7 @@ class AdaptiveRAG:
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer questions with their passages.
 
-        With `prompts.sentences`, answers not found in the passages become quotations.
+        With `prompts.sentences`, an answer that is not in the passages is replaced by their best sentence.
         """
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
         if not tasks:
@@ -434,7 +440,7 @@ class AdaptiveRAG:
                 yield TextEvent(state.text)
 
     def _allows_quotation(self, text: str) -> bool:
-        """Return whether a quotation may be the answer. It must fit a token limit below the default one."""
+        """Return whether a quotation may be the answer. If the token limit is small, it must not be longer."""
         if self.max_tokens >= MIN_QUOTATION_LIMIT or not isinstance(self.model, TokenizingModel):
             return True
         return len(self.model.tokenize(text)) <= self.max_tokens

@@ -56,7 +56,7 @@ def build_pipeline(
         BadSetting: Documents are missing, or options contradict each other.
     """
     settings = apply_preset(settings)
-    if not retrieves:
+    if not retrieves:  # deciding needs nothing of what comes after a search
         unused = {"rerank": None, "rerank_margin": None, "second_look": None, "log": None, "log_drafts": False}
         settings = settings.replace(arbiter="none", **unused)
     # None stands for the default gate, which depends on the model.
@@ -127,7 +127,7 @@ def build_log(settings: PipelineOptions) -> TrafficLog | None:
             raise BadSetting("`log_drafts` has no effect without a log. Set `log` too, or leave `log_drafts` out.")
         return None
     traffic_log = TrafficLog(settings.log, drafts=settings.log_drafts)
-    traffic_log.store.scopes()
+    traffic_log.store.scopes()  # raises at once if the log cannot be read
     return traffic_log
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -99,9 +100,12 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
 
 
 def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
-    """Yield the text of an answer in pieces. Text is held back until the arbiter can no longer replace it."""
+    """Yield the text of an answer in pieces, and return the completion.
+
+    Text is held back until the arbiter can no longer replace it.
+    """
     pending = ""  # text that is held back
-    try:
+    with closing(stream):
         while True:
             with measure_time([state], "answer"):
                 try:
@@ -114,8 +118,6 @@ def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEven
                 state.is_shown = True
                 yield TextEvent(pending)
                 pending = ""
-    finally:
-        stream.close()
 
 
 def exhaust_generator(steps: Generator[Any, None, Result]) -> Result:
@@ -157,12 +159,12 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:
     """Yield lists of up to `size` items. A plain iterable may block, so a thread reads it."""
-    batch: list[Item] = []
     if not isinstance(items, AsyncIterable):
         iterator = iter(items)
-        while batch := await asyncio.to_thread(_take, iterator, size):
-            yield batch
+        while taken := await asyncio.to_thread(_take, iterator, size):
+            yield taken
         return
+    batch: list[Item] = []
     async for item in items:
         batch.append(item)
         if len(batch) == size:

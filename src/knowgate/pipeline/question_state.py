@@ -24,7 +24,12 @@ NOTE_TEXTS = {
 
 
 class DecidedQuestion(NamedTuple):
-    """A question, and the decision whether to retrieve for it."""
+    """A question, and the decision whether to retrieve for it.
+
+    Attributes:
+        question: The question.
+        decision: Whether to retrieve, and why.
+    """
 
     question: Question
     decision: Decision

@@ -20,7 +20,7 @@ from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.question_state import QuestionState, is_complete_draft, measure_time
 from knowgate.retrieval.passages import MAX_ROUNDS, build_follow_up_query, has_new_passages, merge_passages
 from knowgate.retrieval.rerankers import can_skip_reranking, rerank
-from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, TextEvent
+from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, Reading, TextEvent
 from knowgate.types.protocols import AnswerPair, Arbiter, Model, PassageFilter, Reranker, Retriever
 
 MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
@@ -34,11 +34,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     questions = [state.question for state in states]
     readings = [state.reading for state in states]
     scores = score_with_raw(gate, questions, readings)
-    with wrap_plugin_errors(gate):
-        explanations = gate.explain(questions, readings)
-        rounds = gate.count_rounds(questions, readings)
-    check_count(gate, "explanations", explanations, questions)
-    check_count(gate, "numbers of rounds", rounds, questions)
+    explanations, rounds = _get_explanations_and_rounds(gate, questions, readings)
     distances = measure_distances(gate, questions, readings)
     for i, state in enumerate(states):
         need = scores.needs[i]
@@ -54,6 +50,18 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
             distance=distances[i],
         )
         _note_doubts(state, state.decision)
+
+
+def _get_explanations_and_rounds(
+    gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]
+) -> tuple[list[str], list[int]]:
+    """Return the gate's explanation and its number of retrieval rounds for each question."""
+    with wrap_plugin_errors(gate):
+        explanations = gate.explain(questions, readings)
+        rounds = gate.count_rounds(questions, readings)
+    check_count(gate, "explanations", explanations, questions)
+    check_count(gate, "numbers of rounds", rounds, questions)
+    return explanations, rounds
 
 
 def _note_doubts(state: QuestionState, decision: Decision) -> None:
@@ -123,7 +131,7 @@ def compute_answers(states: Sequence[QuestionState]) -> Iterator[TextEvent]:
 
 
 def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
-    """Retrieve for every question (shadow mode). Questions to be skipped otherwise get a note.
+    """Retrieve for every question (shadow mode). A question that the gate would skip gets a note.
 
     Args:
         reason: Why, as the start of the reason of each changed decision.
@@ -220,7 +228,10 @@ class RetrievalStage:
     lock: threading.Lock
 
     def retrieve(self, states: Sequence[QuestionState]) -> None:
-        """Search and store passages for each question, or a note. The second look (a judge) drops useless passages."""
+        """Search and store the passages of each question. The second look, a judge, drops useless ones.
+
+        A question without passages gets a note why.
+        """
         results = self._search(states, [state.question.text for state in states])
         with self.lock, measure_time(states, "second look"):
             is_useful = [True] * len(states)
@@ -258,7 +269,7 @@ class RetrievalStage:
         return has_new
 
     def _search(self, states: Sequence[QuestionState], queries: Sequence[str]) -> list[list[Passage]]:
-        """Search with one query per question, and return the best k passages. Earlier passages compete, too."""
+        """Search with one query per question, and return the best k of its new and earlier passages."""
         count = self.k if self.reranker is None else RERANK_CANDIDATES
         with self.lock, measure_time(states, "retrieve"):
             results = self.retriever.search(queries, count)
@@ -273,17 +284,17 @@ class RetrievalStage:
     def _rerank(
         self, reranker: Reranker, states: Sequence[QuestionState], queries: Sequence[str], results: list[list[Passage]]
     ) -> list[list[Passage]]:
-        """Rerank the passages of each question, and keep the best k. A clear first passage needs no reranking."""
-        chosen = []  # indices of the questions to rerank
+        """Return the passages of each question, reranked. If the first passage is a clear one, they are not."""
+        indices = []  # of the questions to rerank
         for i, state in enumerate(states):
             if self._skips_reranking(state, results[i]):
                 state.notes.append(DecisionNote.NOT_RERANKED)
             else:
-                chosen.append(i)
-        with self.lock, measure_time([states[i] for i in chosen], "rerank"):
-            reranked = rerank(reranker, [queries[i] for i in chosen], [results[i] for i in chosen], self.k)
+                indices.append(i)
+        with self.lock, measure_time([states[i] for i in indices], "rerank"):
+            reranked = rerank(reranker, [queries[i] for i in indices], [results[i] for i in indices], self.k)
         reordered = list(results)
-        for i, passages in zip(chosen, reranked, strict=True):
+        for i, passages in zip(indices, reranked, strict=True):
             reordered[i] = passages
         return reordered
 

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompleteDraftGate(Gate):
-    """Helper gate that only requests a draft, and decides nothing.
+    """Helper gate that lets the LLM write a draft for the log or the arbiter, and decides nothing.
 
-    A draft is an answer without passages, here for log or arbiter.
+    A draft is an answer without passages. Its maximum length is `max_tokens`.
     """
 
     max_tokens: int = 32
@@ -80,7 +80,7 @@ class TrafficLog:
         """Load the embedding model now, before the first entry needs it."""
         try:
             self.store.embed(["warm-up"])
-        except Exception as error:  # noqa: BLE001 - as with writing, a broken log does not stop the pipeline
+        except Exception as error:  # noqa: BLE001 - the pipeline can answer without logging
             log.warning("Questions cannot be logged: %s", error)
 
     def log_answers(self, answers: Sequence[Answer], scope: HistoryScope, max_tokens: int) -> None:

@@ -119,7 +119,7 @@ class Bootstrap:
         return self._compute(range(1, self.n_portions), metrics)  # portion 0 is the original sample
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute metrics on many resamples, in parallel.
+        """Compute metrics on the resamples of some portions, in parallel.
 
         Args:
             portions: Numbers of the portions to compute.
@@ -199,7 +199,7 @@ def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples
 def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAMPLES) -> list[Estimate]:
     """Estimate the mean of each column, with a bootstrap interval.
 
-    NaN marks missing values. Columns without values give None.
+    NaN marks missing values. The estimate of a column without values is None.
     """
     estimates: dict[int, Estimate] = {}  # by column number
     by_size: dict[int, dict[int, FloatArray]] = {}  # columns that share their resamples, by length and column number

@@ -108,6 +108,9 @@ class NeedRanking:
     """Questions sorted by need for retrieval, for rank metrics such as AUROC.
 
     Methods take weights of the questions and return one value per resample.
+
+    Attributes:
+        needs: Need for retrieval of each question, from 0 to 1.
     """
 
     needs: FloatArray

@@ -89,9 +89,11 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's correlation coefficient `r` of `n` pairs of values.
+    """Pearson's correlation coefficient of pairs of values.
 
-    `r` is None if all first or all second values are equal.
+    Attributes:
+        n: Number of pairs.
+        r: The coefficient, from -1 to 1; None if all first or all second values are equal.
     """
 
     n: int

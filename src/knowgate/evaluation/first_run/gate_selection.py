@@ -114,7 +114,12 @@ class GateCandidate:
 
 
 class CalibratedCandidate(NamedTuple):
-    """A candidate gate with its calibrated threshold."""
+    """A gate that may be chosen, with its threshold.
+
+    Attributes:
+        candidate: The gate.
+        calibration: The threshold, and how many answers it provably loses at most.
+    """
 
     candidate: GateCandidate
     calibration: Calibration
@@ -159,9 +164,8 @@ class GateSelector:
         n_fit = count_graded_questions(self.labeled.runs("fit"))
         untrained = self._find_untrained_gate(runs)
         # If two gates compete, each gets half of the allowed probability that a proof is wrong (delta).
-        delta = 1 - CONFIDENCE
-        if n_fit >= MIN_GRADED_ROWS and untrained is not None:
-            delta /= 2
+        two_compete = n_fit >= MIN_GRADED_ROWS and untrained is not None
+        delta = (1 - CONFIDENCE) / 2 if two_compete else 1 - CONFIDENCE
         trained = self._train_gate(n_fit)
         candidates = [candidate for candidate in (untrained, trained) if candidate is not None]
         results = [self._calibrate(candidate, delta) for candidate in candidates]
@@ -171,9 +175,9 @@ class GateSelector:
     # --- candidates -------------------------------------------------------------------------------
 
     def _find_untrained_gate(self, runs: list[Path]) -> GateCandidate | None:
-        """Return a gate without training: the packaged one, or one by the draft's probability.
+        """Return a gate that needs no training: the one that comes with the LLM, or one that reads log-probabilities.
 
-        None without log-probabilities.
+        Returns None, and explains it, if the LLM has neither.
         """
         gate = default_gate(self.model)
         if isinstance(gate, FittedGate):
@@ -187,7 +191,10 @@ class GateSelector:
         return None
 
     def _train_gate(self, n: int) -> GateCandidate | None:
-        """Train a gate on the part 'fit'. None if there are too few questions or the gate is useless."""
+        """Train a gate on the `n` graded questions of the part 'fit'.
+
+        Returns None, and explains it, if they are too few or the gate is not better than chance.
+        """
         if n < MIN_GRADED_ROWS:
             self.explanations.append(
                 f"No gate was trained: that needs {MIN_GRADED_ROWS} graded questions, and there were {n}."
@@ -231,30 +238,27 @@ class GateSelector:
     # --- choice -----------------------------------------------------------------------------------
 
     def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
-        """Choose the gate's threshold that skips most searches and provably loses few answers. None without a proof.
+        """Choose the threshold of a gate that skips most searches and provably loses few answers.
+
+        Returns None, and explains it, if nothing can be proven.
 
         Args:
             candidate: The gate.
             delta: Allowed probability that the proof is wrong.
         """
+        options = {"max_loss": self.max_loss, "confidence": 1 - delta, "out": candidate.folder}
         n = count_graded_questions(candidate.runs)
         if n < compute_required_rows(self.max_loss, delta):
             reason = describe_required_questions(n, self.max_loss, delta)
-            self.explanations.append(f"Of {candidate.description} nothing is proven: {reason}")
-            return None
-        try:
-            calibration = calibrate(
-                candidate.gate,
-                candidate.runs,
-                max_loss=self.max_loss,
-                confidence=1 - delta,
-                held_out=0,
-                out=candidate.folder,
-            )
-        except KnowgateError as error:
-            self.explanations.append(f"Of {candidate.description} nothing is proven: {error}")
-            return None
-        return CalibratedCandidate(candidate, calibration)
+        else:
+            try:
+                # Nothing is held out, because the part 'test' is kept to measure the threshold.
+                calibration = calibrate(candidate.gate, candidate.runs, **options, held_out=0)
+                return CalibratedCandidate(candidate, calibration)
+            except KnowgateError as error:
+                reason = str(error)
+        self.explanations.append(f"Of {candidate.description} nothing is proven: {reason}")
+        return None
 
     def _choose(self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate]) -> GateChoice:
         """Choose the useful gate that skips most searches, or else to always retrieve.
@@ -325,9 +329,9 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
 
 def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
     """Choose the policy if it provably loses few answers, else always retrieve."""
-    evidence = policy.gate.artifact.manifest.get("guarantee")
     if policy.gate.threshold == ALWAYS_RETRIEVE:
         return GateChoice(ALWAYS_RETRIEVE_GATE, explanations=policy.summary)
+    evidence = policy.gate.artifact.manifest.get("guarantee")
     if evidence is not None and evidence["epsilon"] <= max_loss:  # epsilon is the loss that is proven
         guarantee = summarize_threshold(policy.gate.threshold, "guarantee", evidence)
         return GateChoice(str(policy.path), guarantee=guarantee, explanations=policy.summary, is_policy=True)

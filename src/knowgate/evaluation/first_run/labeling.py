@@ -61,7 +61,11 @@ class LabelRound:
 
 @dataclass(frozen=True)
 class LabelRounds:
-    """All rounds of labeling, in order. A later run with more questions adds rounds."""
+    """All rounds of labeling.
+
+    Attributes:
+        rounds: The rounds in order. A later run with more questions adds some.
+    """
 
     rounds: tuple[LabelRound, ...] = ()
 
@@ -125,6 +129,11 @@ class LabeledParts:
     rounds: LabelRounds
     key: str
 
+    @property
+    def all_runs(self) -> list[Path]:
+        """Folders of all label runs."""
+        return self.runs(*QUESTION_PARTS)
+
     def runs(self, *parts: QuestionPart) -> list[Path]:
         """List the folders of all label runs of the given parts."""
         return [self.folder / each.name for each in self.rounds.rounds if each.part in parts]
@@ -132,10 +141,9 @@ class LabeledParts:
 
 def label_parts(
     questions: FirstRunQuestions,
-    out: Path,
+    folder: Path,
     model: Model,
     retriever: Retriever,
-    *,
     seed: int,
     reporter: ProgressReporter,
 ) -> LabeledParts:
@@ -143,7 +151,6 @@ def label_parts(
 
     Calling again adds new questions and continues an interrupted run.
     """
-    folder = _get_label_folder(questions, out, model, retriever, seed)
     rounds = read_rounds(folder).add(questions.questions)
     write_rounds(folder, rounds)
     by_id = {question.id: question for question in questions.every}
@@ -155,30 +162,29 @@ def label_parts(
         reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
 
     for each in rounds.rounds:
-        round_questions = [by_id[id] for id in each.ids]
-        label(round_questions, out=folder / each.name, **settings, retry_failed=True, on_progress=show)
-        n_before += len(each.ids)
+        members = [by_id[id] for id in each.ids]
+        label(members, out=folder / each.name, **settings, retry_failed=True, on_progress=show)
+        n_before += len(members)
     labeled = LabeledParts(folder, rounds, _make_label_key(folder, rounds))
     return labeled if questions.has_gold else _grade_by_agreement(labeled)
 
 
 def _make_label_key(folder: Path, rounds: LabelRounds) -> str:
-    """Make a key that changes with the number of labeled or answered questions."""
+    """Make a key that changes with the number of questions, and of those that were answered without an error."""
     errors = [error for each in rounds.rounds for error in RunFolder(folder / each.name).done().values()]
     n_answered = errors.count(None)  # None means that no error occurred
     return sha256_text(folder.name, str(rounds.n_questions), str(n_answered))[:16]
 
 
-def _get_label_folder(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, seed: int) -> Path:
-    """Return the folder of the labels. Its name is a hash of all settings of the answers."""
+def name_label_folder(questions: FirstRunQuestions, model: Model, retriever: Retriever, seed: int) -> str:
+    """Return the name of the folder of labels, a hash of all that the answers depend on."""
     prompts = load_packaged_templates("answer").fingerprint
     inputs = (questions.source, model.fingerprint, retriever.fingerprint, prompts, seed, LABEL_LAYERS)
-    return out / "labels" / sha256_text(*map(str, inputs))[:8]
+    return sha256_text(*map(str, inputs))[:8]
 
 
-def count_labeled(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, *, seed: int) -> int:
+def count_labeled(questions: FirstRunQuestions, folder: Path) -> int:
     """Count the questions already labeled by an earlier run."""
-    folder = _get_label_folder(questions, out, model, retriever, seed)
     runs = [RunFolder(folder / each.name) for each in read_rounds(folder).rounds if (folder / each.name).is_dir()]
     done = {id for run in runs for id, error in run.done().items() if error is None}
     return len(done & {question.id for question in questions.questions})
@@ -196,13 +202,15 @@ def grade_by_agreement(run: RunFolder, out: Path) -> None:
 
     An answer without passages counts as right if the LLM gives the same answer with passages.
     """
-    # 'hash' is computed again, because it covers the grader. The manifest of the copy gets its own version and settings.
+    # `run.settings()` adds 'depth' from the manifest, which is copied. 'hash' covers the grader, so it is computed again.
     settings = {key: value for key, value in run.settings().items() if key not in ("hash", "depth")}
     settings["grader"] = AGREEMENT_GRADER
+    settings["hash"] = hash_settings(settings)
+    # `start` writes the version and the settings.
     manifest = {key: value for key, value in run.manifest().items() if key not in ("version", "settings")}
     with atomic_folder(out) as folder:
         copy = RunFolder(folder)
-        copy.start({**settings, "hash": hash_settings(settings)}, manifest)
+        copy.start(settings, manifest)
         for shard in run.path.glob("*.safetensors"):
             shutil.copyfile(shard, folder / shard.name)
         copy.append([_regrade(row) for row in run.rows()], {})

@@ -38,7 +38,7 @@ from knowgate.models import resolve_model
 from knowgate.pipeline.settings import load_settings
 from knowgate.retrieval import as_retriever
 from knowgate.retrieval.index import build_index
-from knowgate.types import Gate, Model, Retriever
+from knowgate.types import Model, Retriever
 
 STAGE_UNITS = {"read": "documents"}  # other stages of indexing count passages
 CONFIG_HEADER = "# Written by knowgate start"
@@ -116,15 +116,10 @@ class _FirstRun:
             model = self.model or self._load_model(options.model)
         # Without questions from the user, the LLM writes some about the documents.
         questions = loaded or self._write_questions(index, retriever, model)
-        # Labeling records the LLM's closed-book and open-book answers and their grades; it is the slow step.
-        n_labeled = labeling.count_labeled(questions, options.out, model, retriever, seed=options.seed)
-        labeling.report_label_time(questions.questions, n_labeled, model, retriever, reporter)
-        labeled = labeling.label_parts(questions, options.out, model, retriever, seed=options.seed, reporter=reporter)
-        runs = labeled.runs("fit", "calibration", "test")
-        labeling.check_label_runs(runs)
+        labeled = self._label(questions, model, retriever)
         choice = self._select_gate(labeled, model)
         # Caveats are warnings about the results. The verdict says in words what the test questions show.
-        caveats = list_caveats([row for run in runs for row in RunFolder(run).rows()])
+        caveats = list_caveats([row for run in labeled.all_runs for row in RunFolder(run).rows()])
         verdict = self._write_report(labeled, choice)
         config = self._write_config(choice, caveats)
         example = questions.questions[0].text
@@ -162,26 +157,37 @@ class _FirstRun:
         self.reporter.say(f"Loading {redact_urls(spec)}.")  # the first time, unpacking weights takes a minute or two
         return resolve_model(spec)
 
+    def _label(self, questions: FirstRunQuestions, model: Model, retriever: Retriever) -> labeling.LabeledParts:
+        """Record and grade the LLM's answers with and without passages. This is the slow step."""
+        seed, reporter = self.options.seed, self.reporter
+        folder = self.options.out / "labels" / labeling.name_label_folder(questions, model, retriever, seed)
+        n_labeled = labeling.count_labeled(questions, folder)
+        labeling.report_label_time(questions.questions, n_labeled, model, retriever, reporter)
+        labeled = labeling.label_parts(questions, folder, model, retriever, seed, reporter)
+        labeling.check_label_runs(labeled.all_runs)
+        return labeled
+
     def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
-        """Fit a policy or, with too few questions, select a gate. A recorded choice for the same inputs is reused."""
-        options = self.options
+        """Choose a gate, or reuse the recorded choice for the same inputs."""
 
-        def choose() -> dict[str, Any]:
-            """Fit a policy, or select a gate, and return the choice as plain data."""
-            choice = fit_first_policy(labeled, options, self.reporter)
-            if choice is None:
-                choice = GateSelector(labeled, model, options.out, options.max_loss, self.reporter).select()
-            return {"choice": choice.to_record()}
+        def work() -> dict[str, Any]:
+            return {"choice": self._choose_gate(labeled, model).to_record()}
 
-        def list_outputs(result: dict[str, Any]) -> list[Path]:
-            """List the folders of the written gates. A missing folder makes the step run again."""
-            choice = GateChoice.from_record(result["choice"])
-            gates = [Path(gate) for gate in (choice.gate, *choice.alternatives)]
-            return [gate for gate in gates if gate.is_relative_to(options.out)]
-
-        inputs = (labeled.key, options.max_loss, ALWAYS_RETRIEVE_GATE)
-        result = self.progress.run_step("gate", inputs, choose, list_outputs)
+        inputs = (labeled.key, self.options.max_loss, ALWAYS_RETRIEVE_GATE)
+        result = self.progress.run_step("gate", inputs, work, self._list_gate_folders)
         return GateChoice.from_record(result["choice"])
+
+    def _choose_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
+        """Fit a policy or, with too few questions, select a gate."""
+        options = self.options
+        policy = fit_first_policy(labeled, options, self.reporter)
+        return policy or GateSelector(labeled, model, options.out, options.max_loss, self.reporter).select()
+
+    def _list_gate_folders(self, result: dict[str, Any]) -> list[Path]:
+        """List the folders of the gates that this run has written."""
+        choice = GateChoice.from_record(result["choice"])
+        gates = [Path(gate) for gate in (choice.gate, *choice.alternatives)]
+        return [gate for gate in gates if gate.is_relative_to(self.options.out)]
 
     def _write_report(self, labeled: labeling.LabeledParts, choice: GateChoice) -> str:
         """Write the report on the test questions, unless it is there already, and return the verdict in words."""
@@ -211,23 +217,27 @@ class _FirstRun:
 def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
     """Evaluate the chosen gate on test questions, write the report, and return the verdict."""
     runs = labeled.runs("test")
-    not_chosen = [gate for gate in choice.alternatives if Path(gate).is_dir()]
-    chosen: str | Gate = choice.gate
-    chosen_name = f"{choice.gate} (chosen)"
-    if choice.threshold is not None:  # otherwise the folder of the gate stores its threshold
-        chosen = copy_with_threshold(load_gate(choice.gate), choice.threshold, chosen_name)
     try:
-        compared = [gate for gate in (chosen, *not_chosen, "auto") if gate != ALWAYS_RETRIEVE_GATE]
-        evaluation: Evaluation = evaluate(compared, runs, drop_seen=True)
+        evaluation = _evaluate_choice(choice, runs, max_loss)
     except (BadInput, BadSetting) as error:
-        write_report(runs, out)
+        write_report(runs, out)  # it only shows what the LLM knows
         return f"Gates cannot be compared: {error}"
-    if choice.threshold is not None:  # otherwise the folder of the gate stores its guarantee
-        guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
-        evaluation = replace(evaluation, guarantees={**evaluation.guarantees, chosen_name: guarantee})
     write_report(evaluation, out, max_loss=max_loss)
     verdict = build_verdict(evaluation, CostAssumptions(), max_loss)
     return f"{_count_right_answers(evaluation, choice)} {verdict.headline}"
+
+
+def _evaluate_choice(choice: GateChoice, runs: list[Path], max_loss: float) -> Evaluation:
+    """Evaluate the chosen gate, the gates that were not chosen, and all gates that the runs allow."""
+    others = [*(gate for gate in choice.alternatives if Path(gate).is_dir()), "auto"]
+    if choice.threshold is None:  # the folder of the chosen gate stores its threshold and guarantee
+        chosen = [choice.gate] if choice.gate != ALWAYS_RETRIEVE_GATE else []
+        return evaluate([*chosen, *others], runs, drop_seen=True)
+    name = f"{choice.gate} (chosen)"
+    gate = copy_with_threshold(load_gate(choice.gate), choice.threshold, name)
+    evaluation = evaluate([gate, *others], runs, drop_seen=True)
+    guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
+    return replace(evaluation, guarantees={**evaluation.guarantees, name: guarantee})
 
 
 def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:

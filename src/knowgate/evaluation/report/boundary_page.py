@@ -10,7 +10,7 @@ from knowgate.core.display import format_percent
 from knowgate.core.files import write_text
 from knowgate.data.runs.columns import describe_synthetic
 from knowgate.evaluation.boundary import EffectInterval, RunReport
-from knowgate.evaluation.boundary_measures import INDICATORS
+from knowgate.evaluation.boundary_measures import INDICATORS, SavingCurve
 from knowgate.evaluation.report import boundary_tables as tables
 from knowgate.evaluation.report import charts, html
 from knowgate.evaluation.report.charts import SMALL_HEIGHT, SMALL_WIDTH, Bar, BarGroup, PlotArea, PlotLine
@@ -43,9 +43,8 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     """Build the HTML sections that show what LLMs know: warnings first, then a summary, charts, and all tables."""
     counts = [run.boundary.counts for run in runs]
     cautions = [describe_synthetic(count.synthetic, count.rows) for count in counts]
-    # The sections on effects need samples, which imported answers lack. They are also shown to say that a run has no
-    # passages.
-    lacks_passages = not all(run.boundary.counts.with_open for run in runs)
+    # The sections on effects need samples, which imported answers lack. If a run has no passages, they say so.
+    lacks_passages = not all(count.with_open for count in counts)
     has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
     has_savings = lacks_passages or any(run.boundary.savings[name] is not None for run in runs for name in INDICATORS)
     shown = {"effects": has_effects, "savings": has_savings, **_list_optional_parts(runs)}
@@ -136,11 +135,13 @@ def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
     parts = []
     for run in runs:
         rows = getattr(run.boundary, name)
-        questions = [html.render_extreme_question(row) for row in rows]
-        if not all(row.question for row in rows):
-            questions.insert(0, html.render_remark(html.NO_QUESTION_TEXTS))
-        reason = f"none was {name}" if run.boundary.counts.with_open else tables.NO_OPEN_ANSWERS
-        parts += [f"<h3>{escape_html(run.name)}</h3>", *(questions or [html.render_remark(f"{reason}.")])]
+        parts.append(f"<h3>{escape_html(run.name)}</h3>")
+        if not rows:
+            reason = f"none was {name}" if run.boundary.counts.with_open else tables.NO_OPEN_ANSWERS
+            parts.append(html.render_remark(f"{reason}."))
+        elif not all(row.question for row in rows):
+            parts.append(html.render_remark(html.NO_QUESTION_TEXTS))
+        parts += [html.render_extreme_question(row) for row in rows]
     return html.render_section(name, f"Most {name} questions", intro, parts)
 
 
@@ -217,7 +218,7 @@ def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
 def compute_knowledge_shares(run: RunReport) -> dict[str, float]:
     """Return the shares of known, harmed, helped and hopeless questions.
 
-    Helped: right only with passages. Hopeless: always wrong.
+    Harmed: right only without passages. Helped: right only with passages. Hopeless: wrong both ways.
     """
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     n = benefit.helps + benefit.neutral + benefit.hurts
@@ -286,25 +287,28 @@ def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
 
 
 def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
-    """Draw accuracy against saved searches, when questions of high `indicator` are skipped.
+    """Draw accuracy against saved searches, if questions of high mastery or certainty (`indicator`) are skipped.
 
-    Straight lines show random skips.
+    Returns '' if no run has both answers.
     """
     lines: list[PlotLine] = []
     descriptions: list[str] = []
-    for run in runs:
-        curve = run.boundary.savings[indicator]
-        if curve is None:
-            continue
-        number = len(descriptions)  # of the run among those with a curve
-        points = [ChartPoint(point.saved, point.accuracy) for point in curve.points]
-        lines.append(PlotLine(run.name, points, charts.pick_line_style(number)))
-        ends = [ChartPoint(0, curve.always), ChartPoint(1, curve.never)]
-        lines.append(PlotLine(f"{run.name}, at random", ends, f"k{number % charts.COLOR_COUNT} d2"))
+    curves = [(run.name, run.boundary.savings[indicator]) for run in runs]
+    known_curves = [(name, curve) for name, curve in curves if curve is not None]
+    for number, (name, curve) in enumerate(known_curves):
+        lines += _make_saving_lines(name, curve, number)
         always, never = format_percent(curve.always), format_percent(curve.never)
-        descriptions.append(f"{run.name}: {always} right with every search, {never} with none")
+        descriptions.append(f"{name}: {always} right with every search, {never} with none")
     if not lines:
         return ""
     accuracies = [point.y for line in lines for point in line.points]
     area = PlotArea(Axis("searches saved"), fit_axis("accuracy", accuracies), SMALL_WIDTH, SMALL_HEIGHT)
     return charts.draw_line_plot(area, lines, f"Skipping by {indicator}", "; ".join(descriptions))
+
+
+def _make_saving_lines(name: str, curve: SavingCurve, number: int) -> list[PlotLine]:
+    """Make the two lines of a run: its curve, and a straight line for random skips. `number` selects their color."""
+    points = [ChartPoint(point.saved, point.accuracy) for point in curve.points]
+    ends = [ChartPoint(0, curve.always), ChartPoint(1, curve.never)]
+    random = PlotLine(f"{name}, at random", ends, f"k{number % charts.COLOR_COUNT} d2")
+    return [PlotLine(name, points, charts.pick_line_style(number)), random]

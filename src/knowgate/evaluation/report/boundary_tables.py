@@ -24,6 +24,13 @@ NOT_RECORDED = "not recorded"
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book", "mask": "MASK"}
 MAX_EXTREMES = 5  # extreme questions in tables; the page shows all
 MAX_TEXT_WIDTH = 60
+COPY_RATE_COLUMNS = (
+    "run",
+    "answer is MASK, open-book certainty 1",
+    "holds MASK, open-book certainty 1",
+    "answer is MASK, MASK certainty 1",
+    "answer is MASK, any certainty",
+)
 
 
 def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
@@ -198,14 +205,7 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
         certain = [format_proportion(share, no_answer) for share in (rate.is_mask, rate.says_mask)]
         under_mask = format_proportion(rate.under_mask, "no sampled MASK answers that all agree")
         rows.append((run.name, *certain, under_mask, format_proportion(rate.anywhere)))
-    columns = (
-        "run",
-        "answer is MASK, open-book certainty 1",
-        "holds MASK, open-book certainty 1",
-        "answer is MASK, MASK certainty 1",
-        "answer is MASK, any certainty",
-    )
-    return TextTable("Copy rate", columns, _blank_repeats(rows))
+    return TextTable("Copy rate", COPY_RATE_COLUMNS, _blank_repeats(rows))
 
 
 def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:

@@ -252,7 +252,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars that belong together, with a name and a note below them."""
+    """Bars that belong together.
+
+    Attributes:
+        name: Text below the bars.
+        bars: The bars.
+        note: Text below the name.
+    """
 
     name: str
     bars: Sequence[Bar]
@@ -262,15 +268,15 @@ class BarGroup:
 def draw_bar_chart(area: PlotArea, groups: Sequence[BarGroup], title: str, *, is_stacked: bool = False) -> str:
     """Draw groups of bars, stacked or side by side. Tooltips describe the chart to screen readers."""
     parts = list(draw_grid(area, with_x_ticks=False))
-    width = (area.width - LEFT - RIGHT) / max(1, len(groups))  # of a group
+    group_width = (area.width - LEFT - RIGHT) / max(1, len(groups))
     draw_group = _draw_stack if is_stacked else _draw_bars
     for number, group in enumerate(groups):
-        start = LEFT + number * width
-        parts += draw_group(area, group, start, width)
-        name = shorten(sanitize_line(group.name), MAX_BAR_NAME)
-        parts.append(draw_text(start + width / 2, area.bottom + 20, name, "middle"))
+        start = LEFT + number * group_width
+        parts += draw_group(area, group, start, group_width)
+        name, middle = shorten(sanitize_line(group.name), MAX_BAR_NAME), start + group_width / 2
+        parts.append(draw_text(middle, area.bottom + 20, name, "middle"))
         if group.note:
-            parts.append(draw_text(start + width / 2, area.bottom + 36, group.note, "middle"))
+            parts.append(draw_text(middle, area.bottom + 36, group.note, "middle"))
     description = "; ".join(f"{group.name}, {bar.tooltip}" for group in groups for bar in group.bars)
     return render_svg(area, parts, title, description)
 

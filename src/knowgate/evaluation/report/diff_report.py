@@ -37,7 +37,10 @@ class DiffVerdict:
 
 
 def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
-    """Judge whether evaluation B is better or worse than A. Only certain changes in accuracy of watched gates count."""
+    """Judge whether evaluation B is better or worse than A, by the accuracy of the watched gates.
+
+    A change counts if its whole interval is above or below 0.
+    """
     watched = [gate for gate in diff.gates if gate.gate in diff.watched and "accuracy" in gate.changes]
     differences = {gate.gate: gate.changes["accuracy"].difference for gate in watched}
     fallen = {gate: change for gate, change in differences.items() if change.high is not None and change.high < 0}

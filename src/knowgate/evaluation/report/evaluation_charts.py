@@ -102,20 +102,20 @@ def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | Non
 
 def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[PlotLine]:
     """Make the lines of all gates, of random retrieval and of the oracle. Most gates are hidden at first."""
-    ranked = rank_gates(evaluation)
-    highlighted = policy.gate if policy else None
-    # A fitted gate must beat the best one that needs no fitting.
-    unfitted = next((gate for gate in ranked if _is_unfitted(gate) and gate is not highlighted), None)
+    others = rank_gates(evaluation)
     if policy:
+        others = [gate for gate in others if gate is not policy.gate]
         yield _make_gate_line(policy.gate, "k0 strong", mark=_make_policy_mark(policy))
+    # A fitted gate must beat the best one that needs no fitting.
+    unfitted = next((gate for gate in others if _is_unfitted(gate)), None)
     if unfitted:
+        others = [gate for gate in others if gate is not unfitted]
         yield _make_gate_line(unfitted, "k1", suffix=" (best that needs no fitting)")
     never, always = (evaluation.gate(name).measures["accuracy"].value or 0.0 for name in ("never", "always"))
     yield PlotLine("at random", [ChartPoint(0, never), ChartPoint(1, always)], "kgrey d2")
     yield _make_gate_line(evaluation.gate("oracle"), "kink d1", suffix=" (the ceiling)")
-    others = [gate for gate in ranked if gate not in (highlighted, unfitted)]
-    for number, gate in enumerate(others):
-        yield _make_gate_line(gate, charts.pick_line_style(number + 2), is_visible=False)
+    for number, gate in enumerate(others, start=2):  # the styles 0 and 1 are taken
+        yield _make_gate_line(gate, charts.pick_line_style(number), is_visible=False)
 
 
 def _is_unfitted(gate: GateResult) -> bool:
@@ -151,12 +151,12 @@ def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
 
 
 def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw the error rate without passages, for groups of questions with similar need."""
-    bins = np.minimum((gate.needs * BIN_COUNT).astype(int), BIN_COUNT - 1)
+    """Draw the error rate of answers without passages, for groups of questions with similar need."""
+    bin_of_question = np.minimum((gate.needs * BIN_COUNT).astype(int), BIN_COUNT - 1)
     wrong = ~evaluation.table.closed_right
     marks = []
     for number in range(BIN_COUNT):
-        in_bin = bins == number
+        in_bin = bin_of_question == number
         if in_bin.any():
             dot = ChartPoint(float(gate.needs[in_bin].mean()), float(wrong[in_bin].mean()))
             tooltip = f"need {dot.x:.2f}: wrong {format_percent(dot.y)}, n = {int(in_bin.sum())}"

@@ -25,6 +25,11 @@ from knowgate.types.markup import escape_html
 MAX_CHARTED_GATES = 4  # gates with charts of calibration and needs
 MIN_SLICE_QUESTIONS = 10
 EXAMPLES_PER_KIND = 5
+SLICE_CHANGE_COLUMNS: dict[str, Callable[[SliceChange], str]] = {
+    "part": lambda part: part.name,
+    "n": lambda part: str(part.n),
+    "change in points": lambda part: format_points_estimate(part.change),
+}
 
 
 def write_evaluation_page(
@@ -166,22 +171,17 @@ def _make_cost_row(
 
 def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
     """Build the section on the accuracy change in each group of questions, such as a language."""
-    title = "Where it helps and hurts"
     intro = (
         f"How skipping searches with {policy.name} changes accuracy in each part of the questions, including those it "
         "was chosen on. Below 0, answers are lost."
     )
     changes = policy.right.astype(float) - evaluation.table.always_right
     slices = recommendation.measure_slice_changes(evaluation, changes, MIN_SLICE_QUESTIONS)
-    if not slices:
-        return html.render_section("where", title, intro, [html.render_remark("All questions are of one kind.")])
-    columns: dict[str, Callable[[SliceChange], str]] = {
-        "part": lambda part: part.name,
-        "n": lambda part: str(part.n),
-        "change in points": lambda part: format_points_estimate(part.change),
-    }
-    table = TextTable.build("Accuracy against always retrieving, by part", slices, columns)
-    return html.render_section("where", title, intro, [html.render_table(table)])
+    content = html.render_remark("All questions are of one kind.")
+    if slices:
+        table = TextTable.build("Accuracy against always retrieving, by part", slices, SLICE_CHANGE_COLUMNS)
+        content = html.render_table(table)
+    return html.render_section("where", "Where it helps and hurts", intro, [content])
 
 
 def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
@@ -189,8 +189,9 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
     intro = f"Decisions that {policy.name} was most certain of, with the need for retrieval. Click to open."
     if not evaluation.table.has_text.any():
         intro += f" {html.NO_QUESTION_TEXTS}"
+    # `closed` and `opened`: whether the answers without and with a search are right.
     closed, opened, skips = evaluation.table.closed_right, evaluation.table.always_right, policy.skips
-    rows_by_title = {
+    kinds = {
         "Good skips: right without a search": skips & closed,
         "Bad skips: right only with a search": skips & opened & ~closed,
         "Saved by retrieval: wrong without it": ~skips & opened & ~closed,
@@ -199,7 +200,7 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
     # The surest skips are those of lowest need, the surest searches those of highest need.
     surest_first = np.argsort(np.where(skips, policy.gate.needs, -policy.gate.needs), kind="stable")
     parts = []
-    for title, is_of_kind in rows_by_title.items():
+    for title, is_of_kind in kinds.items():
         parts.append(f"<h3>{escape_html(title)} ({int(is_of_kind.sum())} of {len(skips)})</h3>")
         examples = [int(row) for row in surest_first if is_of_kind[row]][:EXAMPLES_PER_KIND]
         parts += [_render_example(evaluation, policy, row) for row in examples] or [html.render_remark("None.")]
@@ -225,21 +226,17 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
     """Build the sections with details, which are collapsed at first."""
     highlighted = [policy.gate.gate] if policy else []
     full_table = tables.build_full_table(evaluation)
-    yield html.render_folded_section(
-        "gates",
-        "All gates, all numbers",
-        "Click a column header to sort; 95 % intervals in brackets.",
-        [html.render_table(full_table, tables.COLUMN_DEFINITIONS, "sortable wide", highlighted)],
-        f"{len(evaluation.gates)} rows, each gate at its own threshold",
-    )
+    intro = "Click a column header to sort; 95 % intervals in brackets."
+    content = html.render_table(full_table, tables.COLUMN_DEFINITIONS, "sortable wide", highlighted)
+    hint = f"{len(evaluation.gates)} rows, each gate at its own threshold"
+    yield html.render_folded_section("gates", "All gates, all numbers", intro, [content], hint)
     yield _build_calibration_section(evaluation, policy)
     if evaluation.has_open_answers:
-        yield html.render_folded_section(
-            "details",
-            "Pairs of gates, arbiter, parts and topics",
-            "By part: accuracy @ retrieval rate, and in brackets the gain over matched random in points.",
-            [html.render_table(table, tables.COLUMN_DEFINITIONS) for table in tables.build_detail_tables(evaluation)],
-        )
+        title = "Pairs of gates, arbiter, parts and topics"
+        intro = "By part: accuracy @ retrieval rate, and in brackets the gain over matched random in points."
+        detail_tables = tables.build_detail_tables(evaluation)
+        parts = [html.render_table(table, tables.COLUMN_DEFINITIONS) for table in detail_tables]
+        yield html.render_folded_section("details", title, intro, parts)
     yield _build_data_section(evaluation)
     yield _build_definition_section()
 
@@ -255,10 +252,11 @@ def _build_calibration_section(evaluation: Evaluation, policy: HighlightedPolicy
     figures = []
     for gate in gates:
         calibration = charts.draw_reliability_chart(evaluation, gate)
+        histogram = charts.draw_need_histogram(evaluation, gate)
         figures.append(html.render_figure(calibration, f"Calibration: {gate.gate}"))
-        figures.append(html.render_figure(charts.draw_need_histogram(evaluation, gate), f"Needs: {gate.gate}"))
-    hint = "the best gates"
-    return html.render_folded_section("calibration", "Calibration", intro, [html.render_pair(figures)], hint)
+        figures.append(html.render_figure(histogram, f"Needs: {gate.gate}"))
+    pairs = html.render_pair(figures)
+    return html.render_folded_section("calibration", "Calibration", intro, [pairs], hint="the best gates")
 
 
 def _build_data_section(evaluation: Evaluation) -> str:

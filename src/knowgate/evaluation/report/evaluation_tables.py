@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
@@ -78,13 +78,16 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
         columns += table.columns[1:]  # without the names of the gates
     rows = []
     for gate in evaluation.gates:
-        cells = [gate.gate, format_threshold(gate)]
-        for table in tables:
-            no_values = (MISSING_VALUE,) * len(table.columns)
-            gate_row = next((row for row in table.rows if row[0] == gate.gate), no_values)
-            cells += gate_row[1:]
-        rows.append((*cells, gate.scores.note or MISSING_VALUE))
+        measures = [cell for table in tables for cell in _get_gate_cells(table, gate.gate)]
+        rows.append((gate.gate, format_threshold(gate), *measures, gate.scores.note or MISSING_VALUE))
     return TextTable("All gates, all numbers", (*columns, "about the gate"), tuple(rows))
+
+
+def _get_gate_cells(table: TextTable, gate: str) -> Sequence[str]:
+    """Return the cells of a gate's row without its name; dashes if it has no row."""
+    no_values = (MISSING_VALUE,) * len(table.columns)
+    row = next((row for row in table.rows if row[0] == gate), no_values)
+    return row[1:]
 
 
 def build_ranking_table(evaluation: Evaluation) -> TextTable:
@@ -108,13 +111,13 @@ def build_frontier_table(evaluation: Evaluation) -> TextTable:
 
 
 def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
-    """Make the row of a gate: accuracy at several retrieval rates. Areas are mean accuracies over all rates."""
+    """Make the row of a gate: accuracy at several retrieval rates, mean accuracy over all, and with a tuned threshold."""
     accuracies = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
-    frontier, tuned = gate.frontier, gate.tuned
-    areas = [f"{frontier.area:.3f}", f"{frontier.random_area:.3f}"] if frontier else [MISSING_VALUE] * 2
-    tuning = [MISSING_VALUE] * 3
-    if tuned:
-        tuning = [format_percent(tuned.accuracy), format_percent(tuned.rate), str(tuned.n)]
+    areas, tuning = [MISSING_VALUE] * 2, [MISSING_VALUE] * 3
+    if gate.frontier:
+        areas = [f"{gate.frontier.area:.3f}", f"{gate.frontier.random_area:.3f}"]
+    if gate.tuned:
+        tuning = [format_percent(gate.tuned.accuracy), format_percent(gate.tuned.rate), str(gate.tuned.n)]
     return (gate.gate, *accuracies, *areas, *tuning)
 
 

@@ -17,14 +17,7 @@ from knowgate.evaluation.cost import (
     format_price,
 )
 from knowgate.evaluation.gate_comparison import Evaluation
-from knowgate.evaluation.recommendation import (
-    FOLDS,
-    MIN_QUESTIONS,
-    MIN_SKIPPED,
-    Z_CERTAIN,
-    Recommendation,
-    recommend,
-)
+from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Z_CERTAIN, Recommendation, recommend
 from knowgate.evaluation.replay import PolicyCost
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
@@ -211,10 +204,10 @@ def _write_headline(recommendation: Recommendation, costs: CostComparison) -> st
         advice = "Do without retrieval here" if is_certain else "Retrieval hardly pays here: try without"
         return f"{advice}{doubt}. No gate is needed for that."
     arbiter = f" with the arbiter '{recommendation.arbiter}'" if recommendation.arbiter else ""
-    own_threshold = "its own threshold " if recommendation.at_own_threshold else ""
-    setting = f"'{recommendation.gate}' at {own_threshold}{format_threshold(recommendation.threshold)}{arbiter}"
     if recommendation.skips_nothing:
         return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls{doubt}."
+    own_threshold = "its own threshold " if recommendation.at_own_threshold else ""
+    setting = f"'{recommendation.gate}' at {own_threshold}{format_threshold(recommendation.threshold)}{arbiter}"
     if costs.pays:
         verb = "Use" if is_certain else "Try"
         return f"{verb} {setting}{doubt}."
@@ -314,7 +307,7 @@ def _make_money_figure(costs: CostComparison) -> KeyFigure:
 
 
 def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
-    """Explain why no gate is recommended, and what to do."""
+    """Explain why no gate is recommended, and what to do. The first text is the headline."""
     if not evaluation.has_open_answers:
         return [
             "The cost of skipping is unknown, because no question was answered with passages.",
@@ -331,12 +324,11 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
             f"Fewer than {MIN_QUESTIONS} different questions cannot show whether a gate pays here.",
             f"Label at least {MIN_QUESTIONS}; a few hundred are better. The tables are there, but prove little.",
         ]
-    return [
-        "No gate is worth using here: retrieve for every question.",
-        "" if recommendation.at_own_threshold else _find_reason(recommendation, evaluation),
-        _describe_best_choice(recommendation),
-        "" if recommendation.at_own_threshold else POLICY_HINT,
-    ]
+    headline = "No gate is worth using here: retrieve for every question."
+    best_choice = _describe_best_choice(recommendation)
+    if recommendation.at_own_threshold:  # one calibrated gate was judged, and none was chosen
+        return [headline, best_choice]
+    return [headline, _find_reason(recommendation, evaluation), best_choice, POLICY_HINT]
 
 
 def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
@@ -383,7 +375,7 @@ def _describe_best_ranking(evaluation: Evaluation) -> str:
 
 
 def describe_savings(costs: CostComparison, assumptions: CostAssumptions) -> str:
-    """Describe the savings of a gate, and the price to break even."""
+    """Describe what a gate saves, and at which price it would cost as much as always retrieving."""
     start = f"On {SAVINGS_QUESTIONS:,} questions that saves {SAVINGS_QUESTIONS * costs.searches:,.0f} searches"
     prices = describe_prices(assumptions)
     if costs.money is None:
@@ -396,9 +388,8 @@ def describe_savings(costs: CostComparison, assumptions: CostAssumptions) -> str
         )
     money = format_money(SAVINGS_QUESTIONS * abs(costs.money))
     if costs.money < 0:
-        break_even = (
-            f"; it pays if a search costs more than {format_price(costs.break_even)}" if costs.break_even else ""
-        )
+        price = format_price(costs.break_even)
+        break_even = f"; it pays if a search costs more than {price}" if costs.break_even else ""
         return f"{start}, but costs {money} more at {prices}{break_even}."
     if costs.gated.money(costs.prices) is None:
         return f"{start}, worth {money} at {prices}, and makes no more LLM calls."

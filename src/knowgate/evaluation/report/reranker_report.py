@@ -12,7 +12,7 @@ from typing import Literal
 
 from knowgate.core.display import format_percent, format_points
 from knowgate.core.files import write_text
-from knowgate.evaluation.rankers import RETRIEVER
+from knowgate.evaluation.rankers import RETRIEVER, RankerMeasures
 from knowgate.evaluation.report import html
 from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS, format_interval
 from knowgate.evaluation.reranker_comparison import RerankerComparison, build_reranker_tables, is_reranker
@@ -41,26 +41,20 @@ class RerankerVerdict:
 
 def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
     """Judge whether the best reranker is worth using. Ranking quality and LLM answers count."""
-    first_source = next(iter(comparison.rankings))
-    measures = comparison.rankings[first_source].measures
+    measures = next(iter(comparison.rankings.values())).measures  # by the first source of preferences
     means = measures.means[MAIN_MEASURE]
     rerankers = [name for name in measures.rankers if is_reranker(name)]
     if not rerankers:
         return RerankerVerdict("unknown", "No reranker was compared with the retriever's order.", [])
     best = max(rerankers, key=lambda name: means[name].value or 0.0)
-    gain = measures.differences[RETRIEVER][MAIN_MEASURE][best]
-    ranking_sentence = (
-        f"On {len(measures.ids):,} held-out questions '{best}' puts a passage that helps first for "
-        f"{format_percent(means[best].value)}, the retriever for {format_percent(means[RETRIEVER].value)}: "
-        f"{_describe_difference(gain)}."
-    )
-    answer_changes = _list_answer_changes(comparison, best)
-    sentences = [ranking_sentence, *(sentence for sentence, _ in answer_changes)]
+    answer_changes = _describe_answer_changes(comparison, best)
+    sentences = [_describe_ranking(measures, best), *answer_changes]
     if not answer_changes:
         sentences.append("No LLM answered with these passages: name one in `model` to see whether answers improve.")
     if len(rerankers) > 1:
         sentences.append(f"It is the best of {len(rerankers)} by {MAIN_MEASURE} on these questions.")
-    level = _choose_level(gain, [change for _, change in answer_changes])
+    gain = measures.differences[RETRIEVER][MAIN_MEASURE][best]
+    level = _choose_level(gain, list(answer_changes.values()))
     headlines = {
         "use": f"Use '{best}'.",
         "try": f"Try '{best}': that answers get better is not shown yet.",
@@ -69,14 +63,25 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
     return RerankerVerdict(level, headlines[level], sentences, best)
 
 
-def _list_answer_changes(comparison: RerankerComparison, reranker: str) -> list[tuple[str, Estimate]]:
-    """Return how a reranker changes the answers of each LLM, as sentence and estimate."""
-    changes = []
+def _describe_ranking(measures: RankerMeasures, best: str) -> str:
+    """Say how often the best reranker and the retriever put a passage that helps first."""
+    means = measures.means[MAIN_MEASURE]
+    gain = measures.differences[RETRIEVER][MAIN_MEASURE][best]
+    return (
+        f"On {len(measures.ids):,} held-out questions '{best}' puts a passage that helps first for "
+        f"{format_percent(means[best].value)}, the retriever for {format_percent(means[RETRIEVER].value)}: "
+        f"{_describe_difference(gain)}."
+    )
+
+
+def _describe_answer_changes(comparison: RerankerComparison, reranker: str) -> dict[str, Estimate]:
+    """Describe how a reranker changes the accuracy of each LLM: sentences as keys, changes as values."""
+    changes = {}
     for (llm, data), answers in comparison.answers.items():
         shown = next(iter(answers.values))  # the first is the smallest number of passages, such as 'top 1'
         change = answers.differences[RETRIEVER][shown][reranker]
         sentence = f"Answers of {llm} to {data} with the {shown} passages: {_describe_difference(change)}."
-        changes.append((sentence, change))
+        changes[sentence] = change
     return changes
 
 

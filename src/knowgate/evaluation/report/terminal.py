@@ -55,7 +55,13 @@ def render_tables(tables: Iterable[TextTable]) -> Group:
 
 @dataclass(frozen=True)
 class _Column:
-    """A table column with two widths: natural, and smallest without cutting."""
+    """A table column and its widths in characters.
+
+    Attributes:
+        name: Head of the column.
+        natural_width: Width without line breaks.
+        min_width: Smallest width at which no word is cut.
+    """
 
     name: str
     natural_width: int
