@@ -37,7 +37,7 @@ def report(
     reports = read_run_reports(runs)
     for run in reports:
         if not run.boundary.counts.rows:
-            raise BadInput(f"the label run '{run.path}' has no rows yet. Continue it with `knowgate label`.")
+            raise BadInput(f"the label run '{run.path}' has no answers yet. Continue it with `knowgate label`.")
     if as_json:
         print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:
