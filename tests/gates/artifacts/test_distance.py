@@ -155,7 +155,7 @@ def test_a_distance_on_a_layer_that_is_not_read_is_rejected(fitted, tmp_path):
     artifact = read_artifact(fitted / "probe")
     source = {"of": "state", "layer": LAYER + 1}
     write_artifact(tmp_path / "gate", {**artifact.manifest, "distance": source}, artifact.tensors, "")
-    with pytest.raises(ArtifactError, match=f"uses layer {LAYER + 1}, but the gate reads only"):
+    with pytest.raises(ArtifactError, match=f"uses layer {LAYER + 1}, which is missing in `want.layers`"):
         load_gate(str(tmp_path / "gate"))
 
 
