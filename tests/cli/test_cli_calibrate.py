@@ -46,8 +46,8 @@ def test_a_cascade_says_how_it_is_used(call, made):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "set exactly one of --max-loss, --retrieval-rate and --best-accuracy"),
-        (["--max-loss", "0.1", "--best-accuracy"], "Now 2 of them are set"),
+        ([], "0 of --max-loss, --retrieval-rate and --best-accuracy are set. Set exactly one"),
+        (["--max-loss", "0.1", "--best-accuracy"], "2 of --max-loss, "),
         (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence have an effect only with --max-loss"),
         (["--retrieval-rate", "0.5", "--net"], "--net and --confidence have an effect only with --max-loss"),
         (["--retrieval-rate", "0.5", "--arbiter", "rulez"], "rules"),
@@ -65,7 +65,7 @@ def test_targets_that_make_no_sense_are_explained(call, made, options, message):
 
 def test_a_copy_of_a_plain_gate_is_refused(call, made):
     assert (
-        "--out stores the threshold in the folder of a fitted gate"
+        "gate 'logprob' is not fitted"
         in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
     )
 

@@ -205,4 +205,4 @@ def test_an_evaluation_without_gates_suggests_to_fit_a_policy(call, tmp_path):
 
 
 def test_an_arbiter_needs_a_label_run(call, log):
-    assert "--arbiter needs a label run" in call("cost", log, "--arbiter", "rules").err
+    assert "--arbiter works only with a label run" in call("cost", log, "--arbiter", "rules").err

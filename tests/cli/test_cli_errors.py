@@ -33,7 +33,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--retriever", "nope"], "kind='nope' is not allowed: it must be 'bm25', 'dense' or 'hybrid'."),
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
-        (["--arbiter", "features"], "must be fitted before you can use it. Run `knowgate fit arbiter`"),
+        (["--arbiter", "features"], "must be fitted before use. Run `knowgate fit arbiter`"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--index", "x"], "--docs and --index are mutually exclusive: give only one of them."),
         (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
@@ -163,7 +163,7 @@ def test_an_index_of_another_version_says_both_versions(call: Call, docs: Path, 
     manifest = tmp_path / "made" / "index.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 9}))
     said = sentence(call("ask", "who?", "--model", "fake", "--index", "made"))
-    assert "its version is 9, but this knowgate reads version 1" in said
+    assert "the index has version 9, but knowgate reads version 1" in said
 
 
 @pytest.mark.parametrize("part", ["passages.jsonl", "offsets.npy", "bm25/vocab.index.json", "bm25/data.csc.index.npy"])

@@ -114,7 +114,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
         (
             ["--labels", "run", "probe"],
             2,
-            "This option must follow the name of a command: knowgate fit COMMAND --labels.",
+            "--labels must follow the name of the gate. Example: knowgate fit probe --labels PATH",
         ),
     ],
 )

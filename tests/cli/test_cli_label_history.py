@@ -193,7 +193,7 @@ def test_gates_are_timed_side_by_side(logged, capsys):
     assert run([*timed, "--gates", "dhicl:log.db,k=3,prompt"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["dhicl:log.db,k=3", "prompt"]
     assert run(timed) == 1
-    assert "needs gates to time" in capsys.readouterr().err
+    assert "measures how fast gates are" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_ask_explains_a_decision_by_the_logged_questions(logged, capsys, gate):
 
 def test_a_log_of_another_model_is_rejected(logged, capsys):
     assert run(["decide", "--model", "fake", "--gate", "dhicl:log.db", "Why?"]) == 1
-    assert "has no entries for this model and prompts" in capsys.readouterr().err
+    assert "has no questions answered by model" in capsys.readouterr().err
 
 
 def test_eval_self_prints_the_table_for_each_way(logged, capsys):

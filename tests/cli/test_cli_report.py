@@ -46,7 +46,7 @@ def test_stdout_holds_only_json(tmp_path):
 
 
 def test_a_run_without_rows_is_rejected(tmp_path):
-    with pytest.raises(BadInput, match=r"has no rows yet\. Continue it with `knowgate label`"):
+    with pytest.raises(BadInput, match=r"has no answers yet\. Continue it with `knowgate label`"):
         report([write_run(tmp_path / "run", [])], TopicOptions(), html=False)
 
 

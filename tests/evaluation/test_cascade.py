@@ -72,7 +72,7 @@ def test_stored_beliefs_are_enough_for_rows_without_texts(tmp_path):
 
 def test_an_arbiter_needs_open_book_answers(tmp_path):
     run = write_rows(tmp_path / "run", [replace(row, open=None, benefit=None) for row in pair_rows(60)])
-    with pytest.raises(BadSetting, match="the label run has no answers with passages"):
+    with pytest.raises(BadSetting, match="has no answers with passages"):
         evaluate("logprob:first", run, arbiter="rules")
 
 

@@ -30,7 +30,7 @@ def test_runs_in_folders_of_the_same_name_are_named_by_path(tmp_path):
 
 def test_a_run_named_twice_is_rejected(tmp_path):
     path = write_run(tmp_path / "a", [])
-    with pytest.raises(BadSetting, match="named twice"):
+    with pytest.raises(BadSetting, match="given twice"):
         read_run_reports([path, tmp_path / "b" / ".." / "a"])
 
 

@@ -71,10 +71,10 @@ def test_it_works_with_a_model_that_returns_only_text():
 
 
 def test_too_few_recorded_samples_are_an_error():
-    with pytest.raises(UnsupportedSignal, match=r"needs 3 sampled answers, and there are 0\. .*samples=3"):
+    with pytest.raises(UnsupportedSignal, match=r"needs 3 sampled answers per question, but got 0\. .*samples=3"):
         ConsistencyGate().score([Question("?")], [Reading()])
 
 
 def test_one_sample_cannot_disagree():
-    with pytest.raises(BadSetting, match="n must be at least 2"):
+    with pytest.raises(BadSetting, match="Set n to at least 2"):
         ConsistencyGate(n=1)

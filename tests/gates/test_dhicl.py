@@ -152,19 +152,19 @@ def test_balanced_examples_need_similar_ones_and_two_of_them(options):
 
 
 def test_an_empty_log_says_how_to_fill_it(log):
-    with pytest.raises(BadSetting, match=r"it has none at all\. Label questions .* `knowgate history import`"):
+    with pytest.raises(BadSetting, match=r"It has: none at all\. Run `knowgate label` .* `knowgate history import`"):
         bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())
 
 
 def test_a_log_of_another_model_is_rejected_and_names_both_sides(log):
     fill(log, FakeModel())
     other = FakeModel({"x": {"closed": "y"}})
-    with pytest.raises(BadSetting, match=f"model {other.fingerprint}.*it has 30 for model {FakeModel().fingerprint}"):
+    with pytest.raises(BadSetting, match=f"model {other.fingerprint}.*It has: 30 for model {FakeModel().fingerprint}"):
         bind_gate(DhiclGate(log), other, AnswerPrompts())
 
 
 def test_words_must_be_two():
-    with pytest.raises(BadSetting, match="two words for known and unknown"):
+    with pytest.raises(BadSetting, match="two words, for known and unknown"):
         DhiclGate(words="true")
 
 
@@ -211,10 +211,10 @@ def test_the_log_may_be_in_a_database_named_in_the_spec(tmp_path):
     for spec in (f"dhicl:{address}", f"dhicl:history=history:{address},k=3", f"skr:{address},k=3"):
         gate = load_gate(spec)
         assert gate.history.removeprefix("history:") == address
-        with pytest.raises(BadSetting, match="has no entries for this model and prompts"):
+        with pytest.raises(BadSetting, match="has no questions answered by model"):
             gate.bind(FakeIdentity("other"), "p")
         assert gate.bind(FakeIdentity("m"), "p").scope == HistoryScope("m", "p")
-    with pytest.raises(BadSetting, match="there is no log at 'postgresql://postgres@/"):
+    with pytest.raises(BadSetting, match="there is no log of questions at 'postgresql://postgres@/"):
         load_gate(f"dhicl:{postgres_server().address()}").bind(FakeIdentity("m"), "p")
 
 
@@ -222,7 +222,7 @@ def test_a_password_in_a_spec_is_rejected_without_being_shown():
     from knowgate.gates import load_gate
 
     gate = load_gate("dhicl:postgresql://me:hunter2-Xyzzy@h/db?schema=x")
-    with pytest.raises(BadSetting, match=r"contains a password.* set PGPASSWORD") as caught:
+    with pytest.raises(BadSetting, match=r"contains a password.* Set PGPASSWORD") as caught:
         gate.bind(FakeIdentity("m"), "p")
     assert "hunter2" not in str(caught.value)
 

@@ -55,14 +55,14 @@ def test_a_gate_without_its_signals_is_rejected_with_gates_that_work():
         check_model_signals(load_gate("logprob"), model)
     assert str(caught.value) == (
         "gate 'logprob' needs logprobs, which plain does not provide. "
-        "Gates that work with it: always, never, random, skr."
+        "Use a gate that works with it: always, never, random, skr."
     )
 
 
 def test_the_gates_that_work_are_found_by_what_they_need():
     model = FakeModel(offers=frozenset({Signal.DRAFT, Signal.LOGPROBS}))
     with pytest.raises(
-        UnsupportedSignal, match=r"Gates that work with it: always, never, random, logprob, flare, skr\.$"
+        UnsupportedSignal, match=r"Use a gate that works with it: always, never, random, logprob, flare, skr\.$"
     ):
         check_model_signals(load_gate("prompt"), model)
 

@@ -118,7 +118,7 @@ def test_a_judge_trained_without_passages_cannot_filter_them(made, tmp_path):
     fitted = fit_kbm(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
     assert any("open_samples=30" in note for note in fitted.notes)
     save_fitted(fitted, examples, tmp_path / "bare")
-    with pytest.raises(BadSetting, match=r"was trained without passages.*fit kbm again"):
+    with pytest.raises(BadSetting, match=r"was trained without passages.*fit gate 'kbm' again"):
         load_second_look(str(tmp_path / "bare"), load_model("fake"), AnswerPrompts())
     with pytest.raises(BadSetting, match="was trained without passages"):
         load_gate(str(tmp_path / "bare")).are_useful([Question("a?")], [[Passage("1", "x")]])

@@ -79,5 +79,5 @@ def test_a_language_without_templates_is_asked_in_english():
 
 @pytest.mark.parametrize("words", ["yes", "/no", "yes/", ""])
 def test_words_that_are_not_two_are_rejected(words):
-    with pytest.raises(BadSetting, match="two words for known and unknown"):
+    with pytest.raises(BadSetting, match="two words, for known and unknown"):
         PromptGate(words)

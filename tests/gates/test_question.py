@@ -62,7 +62,7 @@ def test_with_an_index_rare_words_count_and_the_index_is_not_needed_later(tmp_pa
 
 
 def test_a_folder_without_an_index_is_an_error(by_type, tmp_path):
-    with pytest.raises(BrokenIndex, match=r"there is no index\.json"):
+    with pytest.raises(BrokenIndex, match=r"the file index\.json is missing"):
         fit_question(by_type, index=str(tmp_path / "nothing"))
 
 

@@ -79,7 +79,7 @@ def test_no_threshold_is_chosen_for_the_raw_score(tmp_path):
     folder = write_gate(tmp_path / "mine")
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     for given in (f"{folder},verdict=own", load_gate(f"{folder},verdict=own")):
-        with pytest.raises(BadSetting, match="',verdict=own' selects the uncalibrated score"):
+        with pytest.raises(BadSetting, match="the option verdict=own selects the uncalibrated score"):
             calibrate(given, run, best_accuracy=True)
 
 
@@ -117,7 +117,7 @@ def test_raw_scores_of_other_questions_than_the_needs_are_rejected(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     line = {"gate": "judge", "threshold": 0.5, "needs": {"a": 0.1}, "raw": {"b": 0.1}}
     (run / "needs.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ArtifactError, match="belong to different questions"):
+    with pytest.raises(ArtifactError, match="must have a calibrated and a raw score for every question"):
         read_needs(run)
 
 

@@ -104,7 +104,7 @@ def test_a_classifier_with_one_outcome_only_is_rejected_with_the_counts(tmp_path
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
     scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
     log.add([LogEntry(f"river {i}", KnowledgeLabel.UNKNOWN, scope, outcome=RetrievalOutcome.BETTER) for i in range(9)])
-    with pytest.raises(BadSetting, match="The log has 9 and 0"):
+    with pytest.raises(BadSetting, match="The log has 9 helped and 0 hurt"):
         bind_gate(SkrGate(log, mode="classifier"), model, AnswerPrompts())
 
 

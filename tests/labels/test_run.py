@@ -169,7 +169,7 @@ def test_a_run_of_another_version_is_rejected(tmp_path):
     folder = run(tmp_path)
     manifest = json.loads((folder.path / "run.json").read_text())
     (folder.path / "run.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(ArtifactError, match="another version of knowgate \\(format 99"):
+    with pytest.raises(ArtifactError, match="another version of knowgate\\. It has format 99"):
         list(folder.rows())
 
 

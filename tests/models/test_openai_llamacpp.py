@@ -91,7 +91,7 @@ def test_a_gate_that_reads_inner_labels_is_refused_on_other_servers(tmp_path):
     server.cards = [{"id": "m", "owned_by": "library"}]
     model = OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(server))
     with pytest.raises(
-        UnsupportedSignal, match=r"'dhicl' reads token probabilities inside a prompt, which the server of openai:m"
+        UnsupportedSignal, match=r"'dhicl' reads token probabilities inside a prompt. The server of openai:m"
     ):
         bind_gate(DhiclGate(SqliteHistory(tmp_path / "log.db", HashEmbedder())), model, PROMPTS)
 

@@ -149,7 +149,7 @@ def test_without_stored_decisions_the_error_names_the_model_to_use(setup):
 
 def test_a_run_of_another_llm_is_rejected(setup):
     run, variants = setup
-    with pytest.raises(BadSetting, match=r"another LLM or other prompts: fake .* not fake"):
+    with pytest.raises(BadSetting, match=r"another LLM or other prompts: fake .* Your LLM is fake"):
         build_dhicl_tables([run], variants, model=FakeModel({"x": "y"}))
 
 

@@ -415,8 +415,8 @@ class Careless(Gate):
 @pytest.mark.parametrize(
     ("gate", "said"),
     [
-        (Careless([]), "gate 'careless' returned 0 needs for 1 questions"),
-        (Careless([0.1, 0.2]), "returned 2 needs for 1 questions"),
+        (Careless([]), "gate 'careless' returned 0 scores for 1 questions"),
+        (Careless([0.1, 0.2]), "returned 2 scores for 1 questions"),
         (Careless(None), "did not return a list of numbers"),
         (Careless([None]), "did not return a list of numbers"),
         (Careless(reasons=("a", "b")), "returned 2 explanations for 1 questions"),

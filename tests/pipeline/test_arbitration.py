@@ -175,7 +175,9 @@ class Reads(Prefers):
 def test_an_arbiter_that_needs_what_the_llm_does_not_give_is_refused():
     model = FakeModel(TABLE, offers=frozenset({Signal.DRAFT}))
     rag = AdaptiveRAG(model, load_gate("always"), SEARCH, arbiter=Reads())
-    with pytest.raises(UnsupportedSignal, match="the arbiter 'prefers' needs hidden, labels, logprobs"):
+    with pytest.raises(
+        UnsupportedSignal, match="does not return hidden, labels, logprobs, which arbiter 'prefers' needs"
+    ):
         rag.answer(FOUND)
 
 

@@ -106,7 +106,7 @@ def test_a_missing_index_explains_how_to_build_one(tmp_path: Path):
 
 
 def test_a_folder_that_is_not_an_index_is_an_error(tmp_path: Path):
-    with pytest.raises(BrokenIndex, match=r"there is no index\.json"):
+    with pytest.raises(BrokenIndex, match=r"the file index\.json is missing"):
         load_retriever(str(tmp_path))
 
 

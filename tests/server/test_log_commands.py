@@ -180,5 +180,5 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
     assert "the table `decisions` is missing" in call("replay", other).err
-    assert "--arm needs a decision log of the server" in call("replay", many.docs, "--arm", "a").err
+    assert "--arm works only with a decision log of the server" in call("replay", many.docs, "--arm", "a").err
     assert "is not a server log" in call("refit", many.docs).err

@@ -82,7 +82,7 @@ def test_a_request_that_demands_a_proof_retrieves_and_says_what_to_do(serve, pol
 
 def test_the_same_name_is_accepted_and_another_is_not(serve, policy):
     serve(gate=str(policy), options={"upstream_model": "my-llm"})
-    with pytest.raises(ArtifactError, match=r"fitted on recorded:my-llm .*, but your LLM is .*stub-llm"):
+    with pytest.raises(ArtifactError, match=r"fitted on recorded:my-llm .*Your LLM is .*stub-llm"):
         serve(gate=str(policy), options={"upstream_model": "stub-llm"})
 
 

@@ -141,7 +141,7 @@ def test_runs_that_do_not_belong_together_are_refused_by_name(tmp_path, key, val
 
 def test_a_run_named_twice_would_count_its_questions_twice(tmp_path):
     run = write_run(tmp_path / "run", planted_rows(60)[0])
-    with pytest.raises(BadSetting, match="named twice"):
+    with pytest.raises(BadSetting, match="given twice"):
         load_examples([run, run])
 
 
@@ -162,7 +162,7 @@ def test_rows_that_lost_their_states_are_named(tmp_path):
     lines = re.sub(r', "vector": \["vectors-[0-9a-f-]+.safetensors", 7\]', "", (run / "labels.jsonl").read_text())
     (run / "labels.jsonl").write_text(lines)
     with pytest.raises(
-        ArtifactError, match=r"row '0-7' .* has no hidden states. Label the questions again with .layers."
+        ArtifactError, match=r"question '0-7' .* has no hidden states. Run .knowgate label. again with .layers."
     ):
         load_examples([run])
 

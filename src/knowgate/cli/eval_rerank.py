@@ -58,7 +58,8 @@ def eval_rerank(
     rerank: Annotated[
         list[str],
         typer.Option(
-            metavar="[NAME=]DIR|SPEC", help="Reranker to compare, with a name for the tables; may be repeated."
+            metavar="[NAME=]DIR|SPEC",
+            help="Reranker to compare, optionally with a name for the tables. May be repeated.",
         ),
     ],
     out: Annotated[Path, path_option("DIR", "Output folder. If interrupted, run the command again.")],
@@ -92,7 +93,7 @@ def _load_sources(pref: Sequence[Path], options: RerankEvaluationOptions) -> lis
     empty = [source.name for source in sources if not source.rows]
     if empty:
         raise BadInput(
-            f"the split '{options.split}' has no measured question of {', '.join(empty)}. Measure more with `knowgate prefer`."
+            f"the split '{options.split}' has no preferences for {', '.join(empty)}. Record more with `knowgate prefer`."
         )
     return sources
 

@@ -50,7 +50,7 @@ ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-
     Example: knowgate fit arbiter --labels RUN --out my-arbiter"""
 
 Labels = Annotated[
-    list[Path] | None, path_option("RUN", "Folder of a label run (made by knowgate label); repeatable.", "--labels")
+    list[Path] | None, path_option("RUN", "Label run (made by `knowgate label`). May be repeated.", "--labels")
 ]
 GateFolder = Annotated[Path, path_option("DIR", "Folder to write the gate to; use it as --gate DIR.", "--out")]
 ArbiterFolder = Annotated[Path, path_option("DIR", "Folder to write the arbiter to; use it as --arbiter DIR.", "--out")]
@@ -59,7 +59,7 @@ ArbiterMode = Annotated[
     typer.Option(
         "--mode",
         metavar="|".join(ARBITER_MODES),
-        help="features: a cheap classifier; lora: a judge; auto: the better one.",
+        help="Type of arbiter: features (small classifier), lora (fine-tuned LLM) or auto (the better one).",
     ),
 ]
 
@@ -122,7 +122,9 @@ def fit_policy_command(
         _check_no_flag_before_name(labels, out)
         return
     if not labels or out is None:
-        raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")
+        raise typer.BadParameter(
+            "Without a gate name, --labels and --out are needed: knowgate fit --labels RUN --out my-policy"
+        )
     with show_progress("fitting a policy", "folds") as show:
         policy = fit_policy(labels, out=out, options=options, watch=_make_watcher(show), command=format_command_line())
     print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
@@ -132,7 +134,7 @@ def _check_no_flag_before_name(labels: list[Path] | None, out: Path | None) -> N
     """Raise an error if a flag stands before the name of a gate, as in `knowgate fit --out DIR probe`."""
     if labels or out:
         flag = "--labels" if labels else "--out"
-        raise typer.BadParameter(f"This option must follow the name of a command: knowgate fit COMMAND {flag}.")
+        raise typer.BadParameter(f"{flag} must follow the name of the gate. Example: knowgate fit probe {flag} PATH")
 
 
 def print_policy(policy: FittedPolicy, model: str) -> None:
@@ -160,10 +162,11 @@ app = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
     callback=expand_options(fit_policy_command),
-    help="Fit a gate or a policy to your LLM. Without a gate name, all gates and arbiters are compared on label runs, and the "
-    "best policy is saved: a gate, a safe threshold and an arbiter."
+    help="Fit a gate or a policy to your LLM. Both decide when to retrieve."
+    "\n\nWithout a gate name, all gates are compared on recorded answers (label runs). The best policy is saved: a gate, a safe "
+    "threshold and an arbiter, which chooses between two answers."
     "\n\nExample: knowgate fit --labels RUN --out my-policy"
-    "\n\nWith a gate name, that gate is fitted. Every gate has its own options; to see them: knowgate fit probe --help",
+    "\n\nWith a gate name, only that gate is fitted. To see its options: knowgate fit probe --help",
 )
 
 

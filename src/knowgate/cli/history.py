@@ -35,10 +35,11 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.labels.history_entries import KnownRule, entries_from_rows, scope_from_settings, time_sensitive_entries
 from knowgate.models.prompts.templates import detect_language
 
-app = typer.Typer(help="Manage the log of questions that the gates dhicl and skr learn from.", no_args_is_help=True)
-HistoryOption = Annotated[str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DB.")]
+app = typer.Typer(help="Manage the log of questions, from which gates 'dhicl' and 'skr' learn.", no_args_is_help=True)
+HistoryOption = Annotated[str, typer.Option("--history", help="Log: an SQLite file, or postgresql://USER@HOST/DB.")]
 EmbedderName = Annotated[
-    str | None, typer.Option("--embedder", help="minilm (English), mpnet, m3e (Chinese), ... Default: that of the log.")
+    str | None,
+    typer.Option("--embedder", help="Embedding model: minilm (English), m3e (Chinese), ... Default: that of the log."),
 ]
 log = logging.getLogger(__name__)
 DEFAULT_HISTORY = "history.db"
@@ -141,7 +142,7 @@ def list_(
 @app.command()
 @expand_options
 def search(
-    question: Annotated[str, typer.Argument(help="Question to find similar logged questions for.")],
+    question: Annotated[str, typer.Argument(help="Question to compare with the logged questions.")],
     options: ScopeOptions,
     history: HistoryOption = DEFAULT_HISTORY,
     k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of similar questions to show.")] = 10,
@@ -208,7 +209,7 @@ def forget(
 @app.command()
 def copy(
     source: Annotated[str, typer.Argument(help="Log to copy: a file, or postgresql://USER@HOST/DATABASE.")],
-    target: Annotated[str, typer.Argument(help="Log to copy into. Created if there is none.")],
+    target: Annotated[str, typer.Argument(help="Log to copy to. It is created if it does not exist.")],
     embedder: EmbedderName = None,
 ) -> None:
     """Copy all entries of a log into another log, such as a file into a database.
@@ -286,7 +287,7 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
-            f"the log does not have one model and set of prompts. Choose: {'; '.join(available) or 'none'}."
+            f"it is unclear which model and prompts of the log are meant. Choose: {'; '.join(available) or 'none'}."
         )
     return matching[0]
 

@@ -21,7 +21,8 @@ def export_judge_command(
     gate: Annotated[Path, path_argument("GATE", "Folder of a fitted gate: judge, gain or ik (lora).")],
     out: Annotated[Path, path_option("DIR", "Folder to write the new gate to.")],
     numbers: Annotated[
-        Literal["q8_0", "f16"], typer.Option(help="Number format of the weights: 8 bits, or 16 bits at twice the size.")
+        Literal["q8_0", "f16"],
+        typer.Option(help="Number format: q8_0 (8 bits), or f16 (16 bits, twice the size)."),
     ] = "q8_0",
 ) -> None:
     """Copy a gate and convert its judge (a fine-tuned model) to a GGUF file for llama.cpp.

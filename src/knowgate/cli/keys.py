@@ -20,7 +20,8 @@ Name = Annotated[str, typer.Argument(help="Name of the person or application tha
 Rate = Annotated[int | None, typer.Option(min=1, help="Maximum requests per minute. Default: no limit.")]
 
 Admin = Annotated[
-    bool, typer.Option("--admin", help="Allow the dashboard, clearing alarms, and the decisions of all keys.")
+    bool,
+    typer.Option("--admin", help="Let the key open the dashboard, clear alarms and read all decisions."),
 ]
 
 

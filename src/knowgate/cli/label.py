@@ -27,11 +27,11 @@ from knowgate.papers.self_assessment import NO_SWAPS_MESSAGE, build_kb_sat
 
 def import_answers(
     data: Annotated[str, typer.Option(help="Questions with recorded answers, such as jsonl:FILE or langfuse:FILE.")],
-    model: Annotated[str, typer.Option(help="Name of the LLM that gave the answers; any text.")],
-    out: Annotated[Path, path_option("RUN", "Folder that the label run is written to.")],
+    model: Annotated[str, typer.Option(help="Name of the LLM that gave the answers. Any text is allowed.")],
+    out: Annotated[Path, path_option("RUN", "Folder to write the label run (graded answers) to.")],
     options: ImportOptions,
     grade: Annotated[
-        str, typer.Option(help="How answers without a recorded grade are graded: exact, contains or choice.")
+        str, typer.Option(help="How to grade answers without a recorded grade: exact, contains or choice.")
     ] = "contains",
     limit: LimitOption = None,
 ) -> None:
@@ -57,13 +57,13 @@ def import_answers(
 
 def label(
     data: Annotated[
-        str, typer.Option(help="Questions: jsonl:FILE, lines:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
+        str, typer.Option(help="Questions to answer: jsonl:FILE, lines:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
     ],
-    out: Annotated[Path, path_option("RUN", "Folder of the label run. An interrupted run is continued.")],
+    out: Annotated[Path, path_option("RUN", "Folder of the graded answers. An interrupted run is continued.")],
     options: LabelOptions,
-    model: Annotated[str, typer.Option(help="LLM that answers, such as smollm; see `knowgate models`.")] = "smollm",
+    model: Annotated[str, typer.Option(help="LLM that answers the questions. To list all: knowgate models")] = "smollm",
     kb_sat: Annotated[
-        Path | None, path_option("FILE", "Also write KB-SAT data (known and unknown questions) to this file.")
+        Path | None, path_option("FILE", "Also write the known and unknown questions (KB-SAT data) to this file.")
     ] = None,
 ) -> None:
     """Answer questions with and without passages, grade the answers, and record the results.

@@ -90,8 +90,10 @@ def format_command_line() -> str:
     return shlex.join(["knowgate", *(word for word in words if word != "--debug")])
 
 
-LabelsOption = Annotated[list[Path], path_option("RUN", "Folder of a label run; may be repeated.", "--labels")]
-PreferencesOption = Annotated[list[Path], path_option("PREF", "Folder of `knowgate prefer`; repeatable.", "--pref")]
+LabelsOption = Annotated[list[Path], path_option("RUN", "Label run (recorded answers). Repeatable.", "--labels")]
+PreferencesOption = Annotated[
+    list[Path], path_option("PREF", "Folder made by `knowgate prefer`. May be repeated.", "--pref")
+]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N questions.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Random seed of splits, samples and training.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON, one object per line.")]

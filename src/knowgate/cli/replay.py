@@ -31,7 +31,8 @@ from knowgate.gates.fitted_gate import has_judge
 from knowgate.stats.proportions import Proportion
 
 LogArgument = Annotated[
-    str, typer.Argument(metavar="LOG", help="Output of `ask --json`, log of `serve --decisions`, or a label run.")
+    str,
+    typer.Argument(metavar="LOG", help="Output of `ask --json`, log of `serve --decisions`, or label run to replay."),
 ]
 # Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
 # "lost" means that only the answer with passages is correct.
@@ -110,11 +111,15 @@ def read_traffic(location: str, options: TrafficOptions, arm: str | None = None)
     if isinstance(log, Path) and log.is_dir():
         return _read_label_run(log, options)
     if options.arbiter is not None:
-        raise BadSetting("--arbiter needs a label run: a log does not record both answers. Leave --arbiter out.")
+        raise BadSetting(
+            "--arbiter works only with a label run: a log does not record both answers. Leave --arbiter out."
+        )
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
-        raise BadSetting("--arm needs a decision log of the server: other logs have one gate only. Leave --arm out.")
+        raise BadSetting(
+            "--arm works only with a decision log of the server: other logs have one gate. Leave --arm out."
+        )
     return read_traffic_log(log)
 
 
@@ -122,8 +127,8 @@ def _read_label_run(run: Path, options: TrafficOptions) -> LoggedTraffic:
     """Read a label run as traffic on which the given gate decides."""
     if options.gate is None:
         raise BadSetting(
-            f"'{run}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit "
-            f"--labels {run} --out my-policy. Then set --gate my-policy."
+            f"'{run}' contains recorded answers but no decisions. Name a gate that decides on its questions: --gate GATE. To "
+            f"fit one: knowgate fit --labels {run} --out my-policy"
         )
     return read_label_run_traffic(run, options.gate, options.arbiter)
 
@@ -145,7 +150,7 @@ def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
     loaded = load_gate(gate)
     if loaded.name not in log.gates:
         raise BadSetting(
-            f"the log was made with the gate {', '.join(log.gates)}, not with '{gate}' ({loaded.name}). A threshold "
+            f"the log was made with gate {', '.join(log.gates)}, but --gate names '{gate}' ({loaded.name}). A threshold "
             "applies to one gate only. Leave --gate out, or name the gate of the log."
         )
     return loaded.threshold
@@ -340,7 +345,7 @@ def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
     named = name_thresholds(log, options.gate)
     if not named:
         used = ", ".join(f"{value:g}" for value in sorted(log.thresholds)) or "none"
-        raise BadSetting(f"the log has decisions at these thresholds: {used}. Set --threshold to the one to use.")
+        raise BadSetting(f"the log has decisions at these thresholds: {used}. Choose one with --threshold.")
     return next(iter(named))  # the gate's own comes first
 
 

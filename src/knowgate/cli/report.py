@@ -37,7 +37,7 @@ def report(
     reports = read_run_reports(runs)
     empty = [run.path for run in reports if not run.boundary.counts.rows]
     if empty:
-        raise BadInput(f"the label run '{empty[0]}' has no rows yet. Continue it with `knowgate label`.")
+        raise BadInput(f"the label run '{empty[0]}' has no answers yet. Continue it with `knowgate label`.")
     if as_json:
         print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:

@@ -74,7 +74,7 @@ class FitRerankerOptions(Options):
 
 def fit_reranker_command(
     pref: Annotated[
-        list[Path] | None, path_option("PREF", "Preference folder (made by knowgate prefer); repeatable.", "--pref")
+        list[Path] | None, path_option("PREF", "Folder made by `knowgate prefer`. May be repeated.", "--pref")
     ] = None,
     *,
     out: Annotated[Path, path_option("DIR", "Folder to write to; use it as --rerank DIR.", "--out")],
@@ -92,9 +92,7 @@ def fit_reranker_command(
     elif options.relevance:
         _fit_relevance(out, options)
     else:
-        raise BadSetting(
-            "there is nothing to learn from. Give --pref PREF (made by knowgate prefer) or --relevance DATA."
-        )
+        raise BadSetting("no training data is given. Give --pref PREF (made by knowgate prefer) or --relevance DATA.")
 
 
 def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitRerankerOptions) -> None:
@@ -162,7 +160,7 @@ def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | 
     if not groups:
         names = ", ".join(options.relevance)
         raise BadInput(
-            f"no question of {names} has a passage with its gold answer. Give other data, or --relevance-index INDEX."
+            f"no question of {names} has a passage that contains its right answer. Give other data, or --relevance-index INDEX."
         )
     return groups
 
@@ -213,7 +211,7 @@ def _print_ranking_gains(fitted: training.AlignedReranker) -> None:
 
 def prefer(
     labels: LabelsOption,
-    out: Annotated[Path, path_option("PREF", "Folder of the measurements. An interrupted run is continued.")],
+    out: Annotated[Path, path_option("PREF", "Folder to write the measurements to. An interrupted run is continued.")],
     options: PreferenceOptions,
     model: Annotated[
         str | None, typer.Option(help="LLM that answers with each passage. Default: that of the label run.")

@@ -22,7 +22,7 @@ from knowgate.server.options import ServeOptions, load_serve_options
 DEMO_QUESTIONS = ("Who is the head of the calibration laboratory?", "What is the capital of France?", "Thanks a lot!")
 DemoFlag = Annotated[
     bool,
-    typer.Option("--demo", help="Try the server with a small model and a sample handbook; prints requests to send."),
+    typer.Option("--demo", help="Start with a small model and a sample handbook, and print example requests."),
 ]
 
 

@@ -313,5 +313,5 @@ def get_served_model(settings: PipelineOptions) -> str:
     if not options.upstream:
         return settings.model
     if not options.upstream_model:
-        raise BadSetting("[serve] in the settings names an upstream but no 'upstream_model'. Add the name of its LLM.")
+        raise BadSetting("[serve] in the settings has 'upstream' but no 'upstream_model'. Add the name of that LLM.")
     return f"openai:{options.upstream_model}@{options.upstream}"

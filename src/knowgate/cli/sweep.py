@@ -89,9 +89,9 @@ def variants(
 
 @app.command()
 def transfer(
-    train: Annotated[list[Path], path_option("RUN", "Label run to fit on; may be repeated.")],
+    train: Annotated[list[Path], path_option("RUN", "Label run to fit on (recorded answers). May be repeated.")],
     labels: LabelsOption,
-    fit: Annotated[str, typer.Option(help="Gate to fit, with options if needed: ik:mode=text,tokens=8.")] = "fusion",
+    fit: Annotated[str, typer.Option(help="Gate to fit, with options if needed. Example: ik:tokens=8")] = "fusion",
     markdown: AsMarkdown = False,
 ) -> None:
     """Fit a gate on each training run, and show its AUROC on each test run.
@@ -112,7 +112,7 @@ def plug_in_matrix(labels: LabelsOption, gates: GatesOption = None, markdown: As
     Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b
     """
     if not gates:
-        raise BadSetting("sweep plug-in needs fitted gates to compare. Give their folders: --gates GATE,GATE")
+        raise BadSetting("`sweep plug-in` compares fitted gates, but got none. Give their folders: --gates GATE,GATE")
     _print([sweeps.sweep_plug_in(split_gate_specs(gates, labels), labels)], markdown)
 
 
@@ -214,7 +214,7 @@ def latency(options: LatencyOptions, gates: GatesOption = None, markdown: AsMark
     Example: knowgate sweep latency --data bench:triviaqa/test --gates dhicl:log.db,my-uar,logprob:mean
     """
     if not gates:
-        raise BadSetting("sweep latency needs gates to time. Example: --gates dhicl:log.db,my-uar,logprob:mean")
+        raise BadSetting("`sweep latency` measures how fast gates are, but got none. Example: --gates logprob:mean")
     questions = load_questions(options.data, options.limit)
     model = load_model(options.model)
     specs = split_gate_specs(gates)
@@ -256,7 +256,8 @@ class SelfAssessmentOptions(Options):
 
 def eval_self(
     data: Annotated[
-        list[str], typer.Option(help="Questions written by `label --kb-sat`: jsonl:FILE. May be repeated.")
+        list[str],
+        typer.Option(help="Questions as jsonl:FILE, written by `label --kb-sat FILE`. May be repeated."),
     ],
     options: SelfAssessmentOptions,
     as_json: JsonOption = False,

@@ -281,7 +281,7 @@ def create_client(**options: Any) -> httpx.Client:
         names = [name for name in NETWORK_VARIABLES if os.environ.get(name)]
         raise BadSetting(
             f"the proxy or the certificates in {' or '.join(names) or 'the environment'} cannot be used. Write a proxy as "
-            "http://HOST:PORT (a SOCKS proxy needs: pip install 'httpx[socks]'), and name certificates that exist."
+            "http://HOST:PORT, and name certificates that exist. A SOCKS proxy also needs: pip install 'httpx[socks]'"
         ) from None
 
 

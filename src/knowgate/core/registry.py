@@ -129,8 +129,8 @@ def parse_server_spec(spec: str, form: str, key_variable: str) -> ServerSpec:
     match = re.fullmatch(r"(\S+?)@(https?://[^/@\s]+(?:/\S*)?)", spec)
     if match is None:
         raise BadSetting(
-            f"'{redact_message(redact_urls(spec))}' is not a model on a server. Write {form} with a URL that starts with "
-            f"http:// or https:// and contains no login. Put the API key into the environment variable {key_variable}."
+            f"'{redact_message(redact_urls(spec))}' does not name a model and its server. Write {form}, with an http:// or "
+            f"https:// URL without user name and password. Put the API key into the environment variable {key_variable}."
         )
     return ServerSpec(match[1], match[2])
 

@@ -199,7 +199,7 @@ def expand_path(text: str | Path) -> Path:
     try:
         path = Path(text).expanduser()
     except RuntimeError:
-        raise BadSetting(f"{format_value(str(text))}: there is no such home folder. Write the full path.") from None
+        raise BadSetting(f"the home folder in {format_value(str(text))} does not exist. Write the full path.") from None
     if "\0" in str(path):
         raise BadSetting(f"the path {format_value(str(path))} contains a NUL character. Remove it.")
     return path

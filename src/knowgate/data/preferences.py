@@ -139,11 +139,11 @@ def preference_from_json(record: Mapping[str, Any], where: str) -> Preference:
         row = read_record(Preference, record, where)
     except BadInput as error:
         problem = str(error).rstrip(".")
-        raise ArtifactError(f"invalid preference row: {problem}. Create the folder again: knowgate prefer") from None
+        raise ArtifactError(f"invalid preference record: {problem}. Create the folder again: knowgate prefer") from None
     if invalid := [index for index in (*row.positives, *row.negatives) if index >= len(row.candidates)]:
         raise ArtifactError(
-            f"{where} names the candidate passage {invalid[0]}, but has only {len(row.candidates)} candidates, so the "
-            "file is damaged. Create the folder again: knowgate prefer"
+            f"{where} names the candidate passage {invalid[0]}, but lists only {len(row.candidates)} candidates. The file is "
+            "damaged. Create the folder again: knowgate prefer"
         )
     return row
 
@@ -223,8 +223,8 @@ def load_common_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
         for key in COMMON_SETTINGS:
             if other.get(key) != settings[0].get(key):
                 raise BadSetting(
-                    f"the preference folders '{folders[0].path}' and '{folder.path}' cannot be combined, because their "
-                    f"'{key}' differs: {settings[0].get(key)} and {other.get(key)}. Use only one of them."
+                    f"the preference folders '{folders[0].path}' and '{folder.path}' have different values of '{key}': "
+                    f"{settings[0].get(key)} and {other.get(key)}. Use only one of them."
                 )
     return settings[0]
 

@@ -89,8 +89,8 @@ class RowFolder:
         version = manifest.get("version") if isinstance(manifest, dict) else None
         if version != self.version:
             raise ArtifactError(
-                f"'{self.path}' was written by another version of knowgate (format {str(version)[:40]}, this version "
-                f"reads format {self.version}). Create a new folder: {self.command}"
+                f"'{self.path}' was written by another version of knowgate. It has format {str(version)[:40]}, but this "
+                f"version reads format {self.version}. Create a new folder: {self.command}"
             )
         self._validate(FolderManifest, manifest, str(file))
         return dict(manifest)
@@ -280,6 +280,6 @@ def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any],
     ]
     if differences:
         raise BadSetting(
-            f"'{path}' was started with other settings: {'; '.join(differences)}. To continue it, use the same "
-            "settings; otherwise choose another `out`."
+            f"'{path}' was started with other settings: {'; '.join(differences)}. Use the same settings to continue it, or "
+            "choose another `out`."
         )

@@ -46,7 +46,7 @@ class AdaptiveGate(FittedGate):
         tensors.require("bias", len(COMPLEXITY_CLASSES))
         seen = tensors.require("seen", len(COMPLEXITY_CLASSES))
         if not (set(seen.tolist()) <= {0.0, 1.0} and seen.any()):
-            raise BadInput(f"the tensor 'seen' must be 1 for each class that was trained, else 0: {seen.tolist()}.")
+            raise BadInput(f"the tensor 'seen' is {seen.tolist()}, but must contain only 0 and 1, at least one 1.")
         tensors.reject_unknown()
 
     @cached_property

@@ -49,8 +49,8 @@ class ConsistencyGate(Gate):
         """Raise BadSetting if an option is out of range."""
         if self.n < 2 or self.max_tokens < 1:
             raise BadSetting(
-                f"gate 'consistency': n is {self.n} and max_tokens is {self.max_tokens}, but n must be at least 2 and "
-                "max_tokens at least 1."
+                f"gate 'consistency': n is {self.n} and max_tokens is {self.max_tokens}. Set n to at least 2, and max_tokens "
+                "to at least 1."
             )
 
     @property
@@ -91,7 +91,7 @@ class ConsistencyGate(Gate):
         texts = [sample.text for sample in reading.samples[: self.n]]
         if len(texts) < self.n:
             raise UnsupportedSignal(
-                f"gate 'consistency' needs {self.n} sampled answers, and there are {len(texts)}. Label the questions "
+                f"gate 'consistency' needs {self.n} sampled answers per question, but got {len(texts)}. Run `knowgate label` "
                 f"with samples={self.n}.",
                 brief=f"fewer than {self.n} sampled answers",
             )

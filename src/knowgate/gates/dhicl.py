@@ -67,7 +67,7 @@ class DhiclGate(Gate):
         if self.k < 1:
             raise BadSetting(f"gate 'dhicl': k, the number of examples, is {self.k}, but it must be at least 1.")
         if self.balanced and (self.cold or self.k == 1):
-            raise BadSetting("gate 'dhicl': balanced=true needs k of at least 2 and cold=false.")
+            raise BadSetting("gate 'dhicl': balanced=true is possible only with k of at least 2 and cold=false.")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -83,8 +83,8 @@ class DhiclGate(Gate):
         """
         if isinstance(model, ServedModel) and not model.reads_inner_labels:
             raise UnsupportedSignal(
-                f"gate 'dhicl' reads token probabilities inside a prompt, which the server of {model.name} does not "
-                "return. Serve the model with vLLM, SGLang or llama.cpp, or use the gate prompt, logprob:min or skr."
+                f"gate 'dhicl' reads token probabilities inside a prompt. The server of {model.name} does not return them. "
+                "Serve the model with vLLM, SGLang or llama.cpp, or use gate 'prompt', 'logprob:min' or 'skr'."
             )
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 

@@ -156,8 +156,8 @@ class FittedGate(Gate):
         raw = self.raw(questions, readings)
         if not np.isfinite(raw).all():
             raise ModelError(
-                f"the fitted gate '{self.name}' computed NaN or infinity. Check the signals that the LLM returns: they "
-                "may contain NaN."
+                f"gate '{self.name}' computed a score that is NaN or infinite. Check the LLM: its probabilities or hidden "
+                "states may contain NaN."
             )
         return [float(score) for score in np.clip(raw, 0.0, 1.0)]
 
@@ -199,9 +199,8 @@ def load_fitted_embedder(artifact: gate_folder.Artifact, embedder: Embedder | No
     embedder = embedder or SentenceEmbedder(name)
     if embedder.fingerprint != fingerprint:
         raise ArtifactError(
-            f"the gate '{artifact.path.name}' was fitted with the embedding model {name} (fingerprint "
-            f"{fingerprint[:12]}), but the current model has fingerprint {embedder.fingerprint[:12]}. Use the original "
-            "model, or fit the gate again."
+            f"gate '{artifact.path.name}' was fitted with the embedding model {name} (fingerprint {fingerprint[:12]}). The "
+            f"current model has fingerprint {embedder.fingerprint[:12]}. Use the original model, or fit the gate again."
         )
     return embedder
 

@@ -113,7 +113,9 @@ class FusionGate(FittedGate):
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"unknown feature '{unknown[0][:80]}'. Known features: {', '.join(FEATURES)}.")
         if options.heads and options.heads != GAIN_HEADS:
-            raise BadInput(f"unknown prediction heads {', '.join(options.heads)[:80]}. Known: {', '.join(GAIN_HEADS)}.")
+            raise BadInput(
+                f"unknown outputs of the classifier: {', '.join(options.heads)[:80]}. Known: {', '.join(GAIN_HEADS)}."
+            )
         for prefix in self._head_prefixes:
             for name in options.classifiers:
                 require_network(tensors, f"{prefix}{name}.")

@@ -53,8 +53,8 @@ def _make_empty_error(path: str, store: HistoryStore, scope: HistoryScope) -> Ba
     """Make the error for a log without entries of a scope. It lists the scopes that the log has."""
     counts = "; ".join(f"{count} for {_format_scope(logged)}" for logged, count in store.scopes().items())
     return BadSetting(
-        f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has "
-        f"{counts or 'none at all'}. Label questions with this model, then run `knowgate history import`."
+        f"the log '{path}' has no questions answered by {_format_scope(scope)}. It has: {counts or 'none at all'}. Run "
+        "`knowgate label` with this model, then `knowgate history import`."
     )
 
 
@@ -63,11 +63,11 @@ def _check_address(history: str) -> None:
     redacted = redact_secrets(history)
     if redacted != history:
         raise BadSetting(
-            f"the address of the log {redacted} contains a password, which reports and decisions would show. Remove "
-            "the password from the address and set PGPASSWORD or use ~/.pgpass."
+            f"the address {redacted} of the log contains a password, which reports would show. Remove the password from the "
+            "address. Set PGPASSWORD instead, or use ~/.pgpass."
         )
     if not history_exists(history):
-        raise BadSetting(f"there is no log at '{history}'. Create one: `knowgate history import`.")
+        raise BadSetting(f"there is no log of questions at '{history}'. Create one: `knowgate history import`.")
 
 
 def _format_scope(scope: HistoryScope) -> str:

@@ -123,8 +123,8 @@ class KbmGate(FittedGate):
         """Raise BadSetting if the judge was trained without passages. Older folders do not record this, and pass."""
         if not self.artifact.options.get(PASSAGE_EXAMPLES, 1):
             raise BadSetting(
-                f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot filter them. Label "
-                "questions with passages, samples=30 and open_samples=30. Then fit kbm again."
+                f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot filter them. Run `knowgate "
+                "label` with `index`, samples=30 and open_samples=30. Then fit gate 'kbm' again."
             )
 
 

@@ -371,8 +371,8 @@ def _check_all_recorded(column: GateColumn) -> None:
     n_missing = int(np.isnan(column.needs).sum())
     if n_missing:
         raise BadSetting(
-            f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
-            "Pass the folder of the gate to score all of them."
+            f"the label run (recorded answers) lacks the score of gate '{column.gate}' for {n_missing} of {len(column.needs)} "
+            "questions. Pass the folder of the gate to compute these scores."
         )
 
 
@@ -400,8 +400,8 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
     n_seen = int(mark_seen_rows(table, folder).sum())
     if n_seen:
         raise BadSetting(
-            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions, so "
-            "its results would look too good. Use other questions, or leave these out with drop_seen=True.",
+            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions. Its results "
+            "would look too good. Use other questions, or leave these out with drop_seen=True.",
             brief=f"fitted on {n_seen} of these {len(table.rows)} questions",
         )
 
@@ -437,8 +437,8 @@ def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str
         return table
     if is_seen.all():
         raise BadInput(
-            "no question is left to evaluate, because the gates were fitted on all of them. Label other questions with "
-            "`knowgate label`.",
+            "no question is left to evaluate, because the gates were fitted on all of them. Record answers to other questions "
+            "with `knowgate label`.",
             brief="no question is left",
         )
     unseen = table.subset(np.flatnonzero(~is_seen))

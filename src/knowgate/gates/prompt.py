@@ -124,9 +124,8 @@ class SelfragGate(Gate):
         missing = [label for label in self.labels if _count_tokens(model, label) != 1]
         if missing:
             raise BadSetting(
-                f"gate 'selfrag' needs an LLM with the tokens {NO_RETRIEVAL_TOKEN} and {RETRIEVAL_TOKEN}, but "
-                f"{' and '.join(missing)} is not a single token of {model.name}. Use a Self-RAG model, or another "
-                "gate."
+                f"gate 'selfrag' needs an LLM with the tokens {NO_RETRIEVAL_TOKEN} and {RETRIEVAL_TOKEN}. In {model.name}, "
+                f"{' and '.join(missing)} is not a single token. Use a Self-RAG model, or another gate."
             )
         return self
 

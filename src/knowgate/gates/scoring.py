@@ -94,7 +94,7 @@ def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence
         needs = [float(need) for need in scores.needs]
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' did not return a list of numbers: {error}.") from error
-    check_count(gate, "needs", needs, questions)
+    check_count(gate, "scores", needs, questions)
     _check_needs(gate, needs, questions)
     if scores.raw is not None:
         check_count(gate, "raw scores", scores.raw, questions)
@@ -106,8 +106,8 @@ def _check_needs(gate: Gate, needs: Sequence[float], questions: Sequence[Questio
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(
-                f"gate '{gate.name}' returned the score {need} for '{question.text[:60]}'. The need for retrieval "
-                "must be from 0 to 1."
+                f"gate '{gate.name}' returned the score {need} for '{question.text[:60]}'. Return a score from 0 (no "
+                "retrieval) to 1 (retrieve)."
             )
 
 
@@ -235,7 +235,7 @@ def _read_tool_calls(model: Model, questions: Sequence[Question]) -> list[float]
     """Offer the model a search tool. Return for each question how probably it is called."""
     if not isinstance(model, ToolCallingModel):
         raise UnsupportedSignal(
-            f"{model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or another gate."
+            f"{model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or a gate without tool calls."
         )
     return model.tool_call_probabilities([Prompt(render_choices(question)) for question in questions], SEARCH_TOOL)
 
@@ -292,8 +292,8 @@ def _check_sample_layers(gates: Sequence[Gate]) -> None:
     if len({(request.sample_layer, request.sample_end) for _, request in requests}) > 1:
         names = ", ".join(name for name, _ in requests)
         raise BadSetting(
-            f"these gates cannot run together: {names}. They read the hidden states of sampled answers at different "
-            "layers or tokens. Run one at a time, or set the same layer."
+            f"these gates cannot run together: {names}. They read hidden states of sampled answers at different layers or "
+            "tokens. Run one at a time, or set the same layer."
         )
 
 
@@ -303,8 +303,8 @@ def check_model_signals(gate: Gate, model: Model) -> None:
     if missing:
         usable = [name for name, entry in GATES.items() if _parse_signals(entry) <= model.offers]
         raise UnsupportedSignal(
-            f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. Gates that "
-            f"work with it: {', '.join(usable)}."
+            f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. Use a gate that "
+            f"works with it: {', '.join(usable)}."
         )
 
 
@@ -335,5 +335,7 @@ def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
     """
     known, _, unknown = (label.strip() for label in words.partition("/"))
     if not (known and unknown):
-        raise BadSetting(f"gate '{gate}': words='{words}' must be two words for known and unknown, such as true/false.")
+        raise BadSetting(
+            f"gate '{gate}': words='{words}' must be two words, for known and unknown, such as true/false."
+        )
     return known, unknown

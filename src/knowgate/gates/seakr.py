@@ -53,8 +53,8 @@ class SeakrGate(Gate):
         """Raise BadSetting if an option is out of range."""
         if self.n < 2 or self.max_tokens < 1:
             raise BadSetting(
-                f"gate 'seakr': n is {self.n} and max_tokens is {self.max_tokens}, but n must be at least 2 and "
-                "max_tokens at least 1."
+                f"gate 'seakr': n is {self.n} and max_tokens is {self.max_tokens}. Set n to at least 2, and max_tokens to at "
+                "least 1."
             )
         if not math.isfinite(self.center or 0.0):
             raise BadSetting(f"gate 'seakr': center is {self.center}, but it must be a finite number.")

@@ -149,9 +149,8 @@ def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
     n_helped, n_hurt = int(helped.sum()), int((~helped).sum())
     if min(n_helped, n_hurt) < MIN_EXAMPLES:
         raise BadSetting(
-            f"gate 'skr' in mode 'classifier' needs {MIN_EXAMPLES} logged questions that retrieval helped and "
-            f"{MIN_EXAMPLES} that it hurt. The log has {n_helped} and {n_hurt}. Use skr:mode=smooth, or log more "
-            "questions."
+            f"gate 'skr' with mode=classifier needs {MIN_EXAMPLES} logged questions that retrieval helped and {MIN_EXAMPLES} "
+            f"that it hurt. The log has {n_helped} helped and {n_hurt} hurt. Use skr:mode=smooth, or log more questions."
         )
     return fit_logistic(vectors[is_decisive], helped)
 

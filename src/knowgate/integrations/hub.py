@@ -128,7 +128,7 @@ def _copy(source: Path, out: Path, manifest: str, *, excluded: Sequence[str] = (
     """
     is_in_use = out.exists() and (out.is_file() or any(out.iterdir()))
     if is_in_use and not (out / manifest).is_file():
-        raise ArtifactError(f"'{out}' exists and contains no {manifest}; it is not overwritten. Choose another folder.")
+        raise ArtifactError(f"'{out}' already has other content, so it is not overwritten. Choose another folder.")
     with atomic_folder(out) as folder:
         for path in walk_files(source):
             if path.name not in excluded:

@@ -148,7 +148,7 @@ def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> Passa
     """
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.passage_filter is None:
-        raise BadSetting(f"second_look='{folder}' cannot read passages. Use a gate that was fitted with `fit kbm`.")
+        raise BadSetting(f"second_look='{folder}' cannot judge passages. Use a gate that `knowgate fit kbm` wrote.")
     return gate.passage_filter
 
 
@@ -239,7 +239,9 @@ def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):
         problem = f"rerank='{settings.rerank}' is not one" if settings.rerank else "`rerank` is missing"
-        raise BadSetting(f"preset='cbdr' needs an aligned reranker, but {problem}. Make one: `knowgate fit reranker`.")
+        raise BadSetting(
+            f"preset='cbdr' needs a reranker of knowgate, but {problem}. Make one: `knowgate fit reranker`."
+        )
     if settings.beta is not None and settings.threshold is not None:
         raise BadSetting("`beta` and `threshold` (which is 1 - beta) are mutually exclusive: give only one of them.")
     beta = DEFAULT_BETA if settings.beta is None else settings.beta
@@ -256,9 +258,9 @@ def _find_probe_folder(gate: str) -> str:
     spec = parse_fitted_spec(gate)
     manifest = read_artifact(spec.folder).manifest if spec else {}
     if spec is None or manifest["gate"] != "probe":
-        raise BadSetting(f"preset='cbdr' needs a fitted probe, but gate='{gate}' is not one. {FIT_PROBE_ADVICE}")
+        raise BadSetting(f"preset='cbdr' needs a fitted gate 'probe', but gate='{gate}' is not one. {FIT_PROBE_ADVICE}")
     if manifest.get("target", "known") != "known":
         raise BadSetting(
-            f"preset='cbdr' needs a probe with target='known', but gate='{gate}' differs. {FIT_PROBE_ADVICE}"
+            f"preset='cbdr' needs a probe with target='known', but gate='{gate}' has '{manifest['target']}'. {FIT_PROBE_ADVICE}"
         )
     return spec.folder

@@ -152,5 +152,5 @@ def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
     role = message.get("role")
     content = message.get("content")
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        raise BadInput("every message must be an object with the texts 'role' and 'content', which must not be empty.")
+        raise BadInput("every message must be an object with the text 'role' and the non-empty text 'content'.")
     return role, content

@@ -162,7 +162,7 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
     if missing:
         needed = ", ".join(sorted(missing))
         raise UnsupportedSignal(
-            f"the arbiter '{arbiter.name}' needs {needed}, which {model.name} lacks. Use arbiter='rules'."
+            f"{model.name} does not return {needed}, which arbiter '{arbiter.name}' needs. Use arbiter='rules'."
         )
     return arbiter.bind(model, prompts.fingerprint)
 

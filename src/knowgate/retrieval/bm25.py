@@ -351,4 +351,4 @@ def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
         raise BadInput("the BM25 arrays (data, indices, indptr) do not match each other.")
     is_scanned = 0 < len(rows) <= MAX_SCANNED_VALUES
     if is_scanned and (int(rows.min()) < 0 or int(rows.max()) >= n_passages):
-        raise BadInput(f"the BM25 arrays refer to passages beyond the {n_passages} of the index.")
+        raise BadInput(f"the BM25 arrays refer to more passages than the {n_passages} of the index.")

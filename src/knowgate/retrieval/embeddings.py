@@ -111,8 +111,8 @@ class SentenceEmbedder:
         except (OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise WeightsError(
-                f"the embedding model '{self.spec}' cannot be loaded: {cause}. "
-                f"Use {', '.join(PACKAGED_EMBEDDERS)}, a folder of sentence-transformers, or a name on the hub."
+                f"the embedding model '{self.spec}' cannot be loaded: {cause}. Use {', '.join(PACKAGED_EMBEDDERS)}, a "
+                "sentence-transformers folder, or a name on the Hugging Face hub."
             ) from error
 
 
@@ -177,8 +177,8 @@ class RemoteEmbedder:
             vectors = np.empty(0)
         if vectors.ndim != 2 or len(vectors) != n or not vectors.shape[1]:
             raise RejectionError(
-                f"{self._server.name} returned no list of {n} vectors of equal length under 'data'. Check the model, and "
-                "the URL: most end in /v1."
+                f"{self._server.name} returned no list of {n} vectors of equal length under 'data'. Check the model and the "
+                "URL. Most URLs end in /v1."
             )
         return vectors
 

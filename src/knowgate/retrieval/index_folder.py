@@ -94,14 +94,14 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         BrokenIndex: The folder is not an index, or the index is damaged or of another version.
     """
     if not (folder / MANIFEST_FILE).is_file():
-        raise broken_index_error(folder, f"there is no {MANIFEST_FILE}")
+        raise broken_index_error(folder, f"the file {MANIFEST_FILE} is missing")
     with _report_damage(folder):
         record = read_json(folder / MANIFEST_FILE)
     if not isinstance(record, dict) or record.get("format") != INDEX_FORMAT:
         raise broken_index_error(folder, f"{MANIFEST_FILE} is not the manifest of a knowgate index")
     if record.get("version") != INDEX_VERSION:
         version = str(record.get("version"))[:40]
-        raise broken_index_error(folder, f"its version is {version}, but this knowgate reads version {INDEX_VERSION}")
+        raise broken_index_error(folder, f"the index has version {version}, but knowgate reads version {INDEX_VERSION}")
     check_artifact_folder(folder, lambda problem: broken_index_error(folder, problem))
     with _report_damage(folder):
         return read_record(IndexManifest, record, MANIFEST_FILE, ignore_unknown=True)
@@ -267,7 +267,7 @@ def open_bm25_matrix(folder: Path, manifest: IndexManifest) -> Any:
     with _report_damage(folder, BM25_FOLDER):
         matrix = load_bm25_matrix(folder / BM25_FOLDER)
     if matrix.scores["num_docs"] != manifest.passages:
-        raise broken_index_error(folder, f"the files in '{BM25_FOLDER}' do not match the passages")
+        raise broken_index_error(folder, f"the files in '{BM25_FOLDER}' were made for another number of passages")
     return matrix
 
 
@@ -276,7 +276,7 @@ def open_vectors(folder: Path, manifest: IndexManifest) -> Vector:
     with _report_damage(folder, VECTORS_FILE):
         vectors: Vector = read_array(folder / VECTORS_FILE, kind=np.floating, axes=2)
     if len(vectors) != manifest.passages or vectors.dtype != np.float32 or not vectors.shape[1]:
-        raise broken_index_error(folder, f"{VECTORS_FILE} does not match the passages")
+        raise broken_index_error(folder, f"{VECTORS_FILE} does not hold one float32 vector per passage")
     return vectors
 
 
@@ -298,9 +298,7 @@ def iterate_passages_by_document(folder: str | Path, seed: int = 0) -> Iterator[
     """
     path = Path(folder)
     if not path.is_dir():
-        raise BadSetting(
-            f"the passages of '{folder}' cannot be listed, because it is not a folder. Name an index folder."
-        )
+        raise BadSetting(f"'{folder}' is not a folder, so its passages cannot be listed. Name the folder of an index.")
     store = open_passage_store(path, read_index_manifest(path))
     documents = sorted(read_document_rows(path), key=lambda document: _hash_for_order(seed, document.id))
     shuffled = [_shuffle_rows(document, seed) for document in documents]

@@ -115,7 +115,7 @@ class PassageStore(Sequence[Passage]):
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         is_increasing = len(offsets) > 1 and offsets[0] == 0 and bool((np.diff(self._offsets) > 0).all())
         if not is_increasing or offsets[-1] != len(self._data):
-            raise ValueError(f"{OFFSETS_FILE} does not match {PASSAGES_FILE}")
+            raise ValueError(f"the positions in {OFFSETS_FILE} do not match the passages in {PASSAGES_FILE}")
 
         self._count = len(offsets) - 1
 

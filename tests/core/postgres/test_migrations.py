@@ -29,7 +29,7 @@ def test_an_older_version_is_migrated_and_keeps_its_rows(address):
     assert PostgresDatabase(address, FIRST).read("SELECT * FROM things") == [("kept",)]
     assert PostgresDatabase(address, SECOND).read("SELECT * FROM things") == [("kept", 7)]
     assert PostgresDatabase(address, SECOND).read("SELECT part, version FROM versions") == [("toys", 2)]
-    with pytest.raises(ArtifactError, match=r"a newer version of knowgate made .*format 2;"):
+    with pytest.raises(ArtifactError, match=r"have format 2, but"):
         PostgresDatabase(address, FIRST).read("SELECT * FROM things")
 
 

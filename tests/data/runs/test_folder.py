@@ -103,7 +103,7 @@ def test_a_row_beyond_its_shard_is_rejected(tmp_path):
     folder.append([row("a")], states(1))
     (record,) = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
     folder.append_records([{**record, "id": "b", "vector": [record["vector"][0], 5]}])
-    with pytest.raises(ArtifactError, match=r"row 'b' uses row 5 of .*, which has 1"):
+    with pytest.raises(ArtifactError, match=r"'b' refers to row 5 of .*, which has 1"):
         folder.vectors(list(folder.rows()), "before.2")
 
 

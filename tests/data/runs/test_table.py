@@ -40,7 +40,7 @@ def test_hidden_states_are_read_for_the_requested_layers(tmp_path):
     run = planted_run(tmp_path / "run", *planted_rows(5))
     assert set(load_label_table([run]).readings[0].hidden) == {LAYER}
     assert load_label_table([run], layers=()).readings[0].hidden == {}
-    with pytest.raises(BadSetting, match=r"no hidden states 'before\.9'"):
+    with pytest.raises(BadSetting, match=r"no hidden states named 'before\.9'"):
         load_label_table([run], layers=[9])
 
 
@@ -53,7 +53,7 @@ def test_runs_with_the_same_folder_name_are_kept_apart(tmp_path):
 
 def test_a_run_named_twice_is_rejected(tmp_path):
     run = trial_run(tmp_path / "run")
-    with pytest.raises(BadSetting, match="named twice"):
+    with pytest.raises(BadSetting, match="given twice"):
         load_label_table([run, run / ".." / "run"])
 
 

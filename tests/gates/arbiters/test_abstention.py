@@ -71,7 +71,7 @@ def test_custom_phrases_replace_the_packaged_ones(tmp_path):
 
 
 def test_an_unreadable_phrase_file_is_reported(tmp_path):
-    with pytest.raises(BadSetting, match="cannot read the abstention phrases in"):
+    with pytest.raises(BadSetting, match="cannot read the abstention phrases in the file"):
         _ = RulesArbiter(words=str(tmp_path / "none.txt")).phrases
 
 

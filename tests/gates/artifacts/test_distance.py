@@ -155,13 +155,13 @@ def test_a_distance_on_a_layer_that_is_not_read_is_rejected(fitted, tmp_path):
     artifact = read_artifact(fitted / "probe")
     source = {"of": "state", "layer": LAYER + 1}
     write_artifact(tmp_path / "gate", {**artifact.manifest, "distance": source}, artifact.tensors, "")
-    with pytest.raises(ArtifactError, match=f"uses layer {LAYER + 1}, but `want` does not list"):
+    with pytest.raises(ArtifactError, match=f"uses layer {LAYER + 1}, which is missing in `want.layers`"):
         load_gate(str(tmp_path / "gate"))
 
 
 def test_states_of_another_width_are_rejected(fitted):
     gate = load_gate(str(fitted / "probe"))
-    with pytest.raises(ArtifactError, match="another LLM or embedding"):
+    with pytest.raises(ArtifactError, match="Another LLM or embedding"):
         gate.distances([Question("?")], [Reading(hidden={LAYER: np.zeros(WIDTH + 1, np.float32)})])
 
 

@@ -67,7 +67,7 @@ def test_the_best_accuracy_is_that_of_the_cascade():
 
 
 def test_verdicts_of_the_arbiter_on_other_questions_are_rejected():
-    with pytest.raises(BadInput, match="each question needs a score and two grades"):
+    with pytest.raises(BadInput, match="each question needs a score, a grade without passages"):
         GateOutcomes(np.array([0.1]), bools("1"), bools("1"), bools("10"))
 
 

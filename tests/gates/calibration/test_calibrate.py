@@ -80,8 +80,8 @@ def test_a_gate_written_by_the_user_can_be_calibrated(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "Now 0 of them are set"),
-        ({"max_loss": 0.1, "retrieval_rate": 0.5}, "Now 2 of them are set"),
+        ({}, "0 of `max_loss`, "),
+        ({"max_loss": 0.1, "retrieval_rate": 0.5}, "2 of `max_loss`, "),
         ({"retrieval_rate": 0.5, "confidence": 0.9}, "`confidence` have an effect only with `max_loss`"),
         ({"best_accuracy": True, "held_out": 1.0}, "held_out=1.0 is not allowed"),
     ],
@@ -92,7 +92,7 @@ def test_contradictory_targets_are_rejected(gate, run, options, message):
 
 
 def test_a_gate_that_is_not_fitted_cannot_be_copied_to_a_folder(run, tmp_path):
-    with pytest.raises(BadSetting, match=r"`out` stores the threshold .*, but 'logprob' is not fitted"):
+    with pytest.raises(BadSetting, match=r"gate 'logprob' is not fitted.* Remove `out`"):
         calibrate(load_gate("logprob"), run, best_accuracy=True, out=tmp_path / "x")
 
 

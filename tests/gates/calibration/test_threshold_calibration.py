@@ -172,7 +172,7 @@ def test_an_empty_run_is_rejected(gate, tmp_path):
 
 
 def test_a_run_named_twice_is_rejected(gate, run):
-    assert "named twice" in refused(gate, [run, run])
+    assert "given twice" in refused(gate, [run, run])
 
 
 @pytest.mark.parametrize("key", ["model_fingerprint", "prompts_fingerprint"])

@@ -40,7 +40,7 @@ def test_a_proposed_rule_is_read_back_from_a_rules_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"examples": ()}, "has no examples"), ({"similarity": 2.0}, "from -1 to 1")]
+    ("changes", "message"), [({"examples": ()}, "has no example questions"), ({"similarity": 2.0}, "from -1 to 1")]
 )
 def test_invalid_topics_are_rejected(changes, message):
     with pytest.raises(BadSetting, match=message):

@@ -134,7 +134,8 @@ def test_a_missing_text_field_is_an_error(outside):
     other = outside.reopen()
     other.fields = dataclasses.replace(other.fields, text="body")
     with pytest.raises(
-        AdapterError, match=r"without a text in the field 'body'.*Name the field of the text in the spec: \?text=FIELD"
+        AdapterError,
+        match=r"without a text in the field 'body'.*Add the name of the text field to the address: \?text=FIELD",
     ):
         other.search([QUERY], 1)
 

@@ -128,8 +128,8 @@ def test_a_version_replaces_the_content_in_the_fingerprint(server):
     ("table", "more", "message"),
     [
         ("lib.none", "", r"no table 'lib\.none' in .*table=SCHEMA\.TABLE"),
-        ("lib.docs", "&id=key&vector=vec", "no column 'text'; it has key, body, head, lang, year, vec"),
-        ("lib.docs", "&id=key&text=body&vector=lang", "has the type text, but it must have the type vector or halfvec"),
+        ("lib.docs", "&id=key&vector=vec", r"no column 'text'\. Its columns are: key, body, head, lang, year, vec"),
+        ("lib.docs", "&id=key&text=body&vector=lang", "has the type text instead of vector or halfvec"),
         ("lib.docs", f"{COLUMNS}&filter.none=1", "no column 'none'"),
         ("lib.docs", f"{COLUMNS}&distance=far", "must be one of cosine, ip, l2"),
         ("lib.docs;drop", "", "Only letters, digits and underscores"),
@@ -144,7 +144,7 @@ def test_an_unusable_table_is_explained(server, table, more, message):
 
 def test_vectors_of_another_embedding_model_are_an_error(server):
     with pytest.raises(
-        BadSetting, match="holds vectors of 64 numbers, but the embedding model 'minilm' returns vectors of 32"
+        BadSetting, match=r"holds vectors of 64 numbers\. The embedding model 'minilm' returns vectors of 32"
     ):
         PgvectorRetriever(spec(server), HashEmbedder(32)).search(["x"], 1)
 

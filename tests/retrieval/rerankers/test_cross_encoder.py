@@ -80,12 +80,12 @@ def test_a_nan_score_is_an_error(tmp_path: Path):
 
 def test_a_model_with_three_classes_is_an_error(tmp_path: Path):
     classifier = write_model(tmp_path / "three", labels=3)
-    with pytest.raises(ModelError, match="returns 3 scores per pair"):
+    with pytest.raises(ModelError, match="returns 3 scores per passage"):
         CrossEncoderReranker(str(classifier)).score(["what"], [[Passage("1", "red")]])
 
 
 def test_a_folder_without_a_model_is_an_error(tmp_path: Path):
-    with pytest.raises(WeightsError, match="cannot be loaded"):
+    with pytest.raises(WeightsError, match="has no safetensors weights"):
         CrossEncoderReranker(str(tmp_path)).score(["what"], [[Passage("1", "red")]])
 
 

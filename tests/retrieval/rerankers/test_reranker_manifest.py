@@ -38,7 +38,7 @@ def test_changed_weights_are_an_error(aligned: Path):
 
 def test_another_format_version_is_an_error(aligned: Path):
     write_json(aligned / RERANKER_MANIFEST, {"version": 9, "weights_sha256": "x"})
-    with pytest.raises(ArtifactError, match="format version is 9, but this knowgate reads version 1"):
+    with pytest.raises(ArtifactError, match="has format version 9, but this knowgate reads version 1"):
         read_reranker_manifest(aligned)
 
 
@@ -55,11 +55,11 @@ def test_a_folder_without_a_manifest_explains_how_to_train_one(tmp_path: Path):
 
 def test_an_unexpected_file_beside_the_weights_is_an_error(aligned: Path):
     (aligned / "code.py").write_bytes(b"")
-    with pytest.raises(ArtifactError, match=r"contains 'code\.py', which knowgate did not write"):
+    with pytest.raises(ArtifactError, match=r"contains the unexpected file 'code\.py'"):
         check_reranker_files(aligned)
 
 
 def test_pickled_weights_are_an_error(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(WeightsError, match=r"no safetensors weights\. Weights in pickle files could run code"):
+    with pytest.raises(WeightsError, match=r"no safetensors weights\. Weights in pickle files are not loaded"):
         check_reranker_files(tmp_path)

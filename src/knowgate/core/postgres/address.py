@@ -61,8 +61,8 @@ def parse_database_address(spec: str) -> DatabaseAddress:
     schema = parameters.pop("schema", DEFAULT_SCHEMA)
     if not SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise BadSetting(
-            f"the schema name in {redact_secrets(spec)} is not allowed. Use lowercase letters, digits and "
-            "underscores, and do not begin with pg_, for example ?schema=team_a."
+            f"the schema name in {redact_secrets(spec)} is not allowed. Use lowercase letters, digits and underscores, and no "
+            "pg_ at the start. Example: ?schema=team_a"
         )
     user_part = f"{login}@" if login else ""
     query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""

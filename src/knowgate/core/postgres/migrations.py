@@ -147,8 +147,8 @@ def _check_version(connection: Connection, address: DatabaseAddress, schema: Tab
         raise make_schema_error(address, f"the table '{min(existing)}' has no recorded version")
     if version is not None and version > schema.version:
         raise ArtifactError(
-            f"a newer version of knowgate made the tables '{schema.name}' in {address.redacted} (format "
-            f"{version}; this version reads up to {schema.version}). Update knowgate: pip install -U knowgate"
+            f"the tables '{schema.name}' in {address.redacted} have format {version}, but this version of knowgate reads up to "
+            f"{schema.version}. Update knowgate: pip install -U knowgate"
         )
     return version or 0
 
@@ -179,7 +179,7 @@ def _check_tables(connection: Connection, address: DatabaseAddress, schema: Tabl
         missing = columns - existing.get(table, set())
         if missing:
             problem = f"table '{table}' has no column '{min(missing)}'" if table in existing else f"no table '{table}'"
-            raise make_schema_error(address, f"version {schema.version} of '{schema.name}' is incomplete: {problem}")
+            raise make_schema_error(address, f"the tables of '{schema.name}' are incomplete: {problem}")
 
 
 def _get_columns(connection: Connection, address: DatabaseAddress) -> dict[str, set[str]]:
@@ -232,7 +232,7 @@ def _create_pgvector(connection: Connection, address: DatabaseAddress) -> None:
         return  # another process created it at the same moment
     except (errors.InsufficientPrivilege, errors.UndefinedFile, errors.FeatureNotSupported) as error:
         raise BadSetting(
-            f"the database {address.redacted} lacks the extension pgvector, and it cannot be created: "
-            f"{_get_message(address, error)}. Install it on the server (package postgresql-NN-pgvector, or image "
-            "pgvector/pgvector), and ask an administrator to run: CREATE EXTENSION vector;"
+            f"the database {address.redacted} lacks the extension pgvector. Creating it failed: "
+            f"{_get_message(address, error)}. Install the package postgresql-NN-pgvector on the server, or use the image "
+            "pgvector/pgvector. Then ask an administrator to run: CREATE EXTENSION vector;"
         ) from None

@@ -150,8 +150,8 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
         entry = _parse_values({"source": LabelSource.HUMAN, **_drop_empty(record), "id": None}, where)
     except BadInput as error:
         raise BadInput(
-            f"invalid history entry: {str(error).rstrip('.')}. Required fields: question, label (known, unknown or "
-            "time-sensitive), model and prompts."
+            f"an entry of the question log is invalid: {str(error).rstrip('.')}. Required fields: question, label (known, "
+            "unknown or time-sensitive), model and prompts."
         ) from None
     check_encodable(entry.question, "the question")
     return entry

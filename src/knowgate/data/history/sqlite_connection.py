@@ -104,7 +104,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")  # others see all tables or none
     [[version]] = connection.execute("SELECT value FROM meta WHERE key = 'version'")
     if version != str(LOG_FORMAT):
-        raise BadInput(f"it has format {str(version)[:40]}, but this version of knowgate reads {LOG_FORMAT}")
+        raise BadInput(f"the log has format {str(version)[:40]}, but this version of knowgate reads {LOG_FORMAT}")
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:

@@ -161,7 +161,7 @@ def _get_request_id(record: dict[str, Any], where: str) -> str:
     request_id = record.get("custom_id")
     if not isinstance(request_id, str) or not request_id:
         raise BadInput(
-            f"{where} has no 'custom_id', so the file is not part of an OpenAI batch. Check the file names in the spec."
+            f"{where} has no 'custom_id', so the file is not part of an OpenAI batch. Check the names of the files."
         )
     return request_id
 

@@ -93,8 +93,8 @@ def find_benchmark_folder() -> Path:
     value = os.environ.get(BENCHMARK_VARIABLE)
     if not value:
         raise BadSetting(
-            f"to read benchmark data (bench:NAME), set the environment variable {BENCHMARK_VARIABLE} to its folder. To read "
-            "your own data, use jsonl:FILE"
+            f"the folder of the benchmark data (bench:NAME) is not set. Set the environment variable {BENCHMARK_VARIABLE} to "
+            "it. To read your own data, use jsonl:FILE"
         )
     path = expand_path(value)
     if not path.is_dir():
@@ -150,7 +150,7 @@ def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, A
             for row in reader:
                 where = f"{path} line {reader.line_num}"
                 if None in row:  # DictReader puts cells without a column under None
-                    raise BadInput(f"{where} has more cells than the header. Check the quotes and `sep`.")
+                    raise BadInput(f"{where} has more cells than the header. Check its quotes and the separator `sep`.")
                 yield where, {name: text for name, text in row.items() if text is not None}  # None: a missing cell
         except csv.Error as error:
             raise BadInput(

@@ -232,7 +232,7 @@ class RunFolder(RowFolder):
         for row in rows:
             if row.vector is None:
                 raise ArtifactError(
-                    f"row '{row.id}' of '{self.path}' has no hidden states. Label the questions again with `layers`."
+                    f"question '{row.id}' in '{self.path}' has no hidden states. Run `knowgate label` again with `layers`."
                 )
             shard, index = row.vector
             rows_by_shard.setdefault(shard, []).append((row, index))
@@ -262,7 +262,7 @@ class RunFolder(RowFolder):
         except BadInput as error:
             raise self.make_error(str(error)) from None
         if name not in states:
-            raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
+            raise BadSetting(f"'{self.path}' has no hidden states named '{name}'. It has: {', '.join(sorted(states))}.")
         for row, index in rows:
             self._check_row_states(row, index, states, shard)
         return {row.id: states[name][index] for row, index in rows}
@@ -271,7 +271,7 @@ class RunFolder(RowFolder):
         """Raise an error if a shard does not hold the states of a row at this index."""
         n_rows = len(next(iter(states.values())))  # the same for all states
         if index >= n_rows:
-            raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {n_rows} rows")
+            raise self.make_error(f"'{row.id}' refers to row {index} of {shard}, which has {n_rows} rows")
         if row.states and row.states != digest_states(row.id, states, index):
             raise self.make_error(f"the hidden states of row '{row.id}' in {shard} do not match their checksum")
 
@@ -330,9 +330,9 @@ def resolve_run_paths(runs: RunsLike) -> list[Path]:
     run_list = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     invalid = [run for run in run_list if not isinstance(run, RunFolder | str | Path)]
     if invalid:
-        raise BadSetting(f"{invalid[0]!r} is not a label run. Give its folder, or the result of `label` or `open_run`.")
+        raise BadSetting(f"{invalid[0]!r} is not a label run. Pass its folder, or the result of `label` or `open_run`.")
     if not run_list:
-        raise BadSetting("no label run is given. Make one: knowgate label")
+        raise BadSetting("no label run (recorded answers) is given. Make one: knowgate label")
     return [run.path if isinstance(run, RunFolder) else expand_path(run) for run in run_list]
 
 

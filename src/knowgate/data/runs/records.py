@@ -39,7 +39,7 @@ def check_unique_runs(runs: Sequence[Path]) -> None:
     resolved = [run.resolve() for run in runs]
     duplicates = [run for number, run in enumerate(runs) if resolved[number] in resolved[:number]]
     if duplicates:
-        raise BadSetting(f"the label run '{duplicates[0]}' is named twice. Name it once.")
+        raise BadSetting(f"the folder '{duplicates[0]}' of recorded answers is given twice. Give it once.")
 
 
 def check_same_llm(name: str, settings: Mapping[str, Any], model: ModelIdentity, prompts: str) -> None:
@@ -55,8 +55,8 @@ def check_same_llm(name: str, settings: Mapping[str, Any], model: ModelIdentity,
     prompts_hash = settings["prompts_fingerprint"]
     if model.fingerprint != model_hash or prompts != prompts_hash:
         raise BadSetting(
-            f"{name} was made with another LLM or other prompts: {settings['model']} ({model_hash}, prompts "
-            f"{prompts_hash}), not {model.name} ({model.fingerprint}, prompts {prompts}). Use the LLM and prompts of the run."
+            f"{name} was made with another LLM or other prompts: {settings['model']} ({model_hash}, prompts {prompts_hash}). "
+            f"Your LLM is {model.name} ({model.fingerprint}, prompts {prompts}). Use the LLM and prompts of the run."
         )
 
 
@@ -168,11 +168,11 @@ def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
     Raises:
         ArtifactError: A record is damaged.
     """
-    for needs, where in _read_records(run, NEEDS_FILE, RecordedNeeds, "gate needs"):
+    for needs, where in _read_records(run, NEEDS_FILE, RecordedNeeds, "gate scores"):
         if needs.raw and needs.raw.keys() != needs.needs.keys():
             raise ArtifactError(
-                f"{where}: the calibrated and the raw scores of gate '{needs.gate}' belong to different questions. Delete "
-                "the file and evaluate the gate again."
+                f"{where}: gate '{needs.gate}' must have a calibrated and a raw score for every question. Delete {NEEDS_FILE}, "
+                "then evaluate the gate again."
             )
         yield needs
 
@@ -201,11 +201,11 @@ def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
 def read_beliefs(run: Path) -> list[RecordedBeliefs]:
     """Read the recorded beliefs of every arbiter of a run. A belief is the probability that an answer is right."""
     recorded = []
-    for beliefs, where in _read_records(run, BELIEFS_FILE, RecordedBeliefs, "arbiter beliefs"):
+    for beliefs, where in _read_records(run, BELIEFS_FILE, RecordedBeliefs, "arbiter results"):
         if beliefs.closed.keys() != beliefs.open.keys():
             raise ArtifactError(
-                f"{where}: the arbiter '{beliefs.arbiter}' must have a probability for both answers of a question, "
-                "but has only one. Delete the file and evaluate the arbiter again."
+                f"{where}: arbiter '{beliefs.arbiter}' must have a probability for both answers of every question. Delete "
+                f"{BELIEFS_FILE}, then evaluate the arbiter again."
             )
         recorded.append(beliefs)
     return recorded
@@ -255,7 +255,7 @@ def _read_records(run: Path, name: str, kind: type[Record], content: str) -> Ite
             yield read_record(kind, record, where), where
         except BadInput as error:
             reason = str(error).rstrip(".")
-            raise ArtifactError(f"invalid {content}: {reason}. Delete the file and evaluate again.") from None
+            raise ArtifactError(f"invalid {content}: {reason}. Delete {name}, then evaluate again.") from None
 
 
 def _replace_lines(run: Path, name: str, key: str, records: Sequence[Mapping[str, Any]]) -> None:

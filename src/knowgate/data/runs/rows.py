@@ -210,7 +210,7 @@ def row_from_json(record: Mapping[str, Any], where: str) -> LabelRow:
     try:
         return read_record(LabelRow, record, where)
     except BadInput as error:
-        raise ArtifactError(f"invalid label row: {str(error).rstrip('.')}. Create the label run again.") from None
+        raise ArtifactError(f"invalid recorded answer: {str(error).rstrip('.')}. Create the label run again.") from None
 
 
 # --- slices ---------------------------------------------------------------------------------------

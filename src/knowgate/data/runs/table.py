@@ -249,7 +249,7 @@ def load_label_table(
         BadSetting: If a run is named twice or the runs differ in a required setting.
     """
     if not runs:
-        raise BadInput("no label run is given. Give the folder of at least one label run.")
+        raise BadInput("no label run (recorded answers) is given. Give the folder of at least one label run.")
     folders = [RunFolder(run) for run in runs]
     settings = [folder.settings() for folder in folders]
     check_compatible(runs, settings, required_equal)

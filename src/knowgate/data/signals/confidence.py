@@ -39,7 +39,7 @@ def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]],
     value = confidence(draft.tokens[:draft_tokens])
     if math.isnan(value):  # min and max would turn it into 0, which means "knows"
         raise ModelError(
-            f"the draft '{draft.text}' has token probabilities that are not numbers (NaN). Check the model or server."
+            f"the answer '{draft.text}' has token probabilities that are not numbers (NaN). Check the model or server."
         )
     return min(1.0, max(0.0, 1 - value))
 
@@ -64,8 +64,8 @@ def inverse_perplexity(tokens: Sequence[Token]) -> float:
     entropies = [token.entropy for token in tokens if token.entropy is not None]
     if len(entropies) < len(tokens):
         raise UnsupportedSignal(
-            "this server gives no token entropies, which the gate logprob:entropy needs. Use logprob:first, "
-            "logprob:mean, logprob:min or logprob:margin."
+            "gate 'logprob:entropy' needs token entropies, but the server returns none. Use logprob:first, logprob:mean, "
+            "logprob:min or logprob:margin."
         )
     return math.exp(-sum(entropies) / len(entropies))
 
@@ -75,7 +75,7 @@ def mean_margin(tokens: Sequence[Token]) -> float:
     margins = [token.margin for token in tokens if token.margin is not None]
     if len(margins) < len(tokens):
         raise UnsupportedSignal(
-            "this server does not list the second-best token, which the gate logprob:margin needs. Use logprob:first, "
+            "gate 'logprob:margin' needs the second-best token, but the server does not list it. Use logprob:first, "
             "logprob:mean or logprob:min."
         )
     return sum(margins) / len(margins)

@@ -128,8 +128,8 @@ def _compute_gram(states: Vector) -> NDArray[np.float64]:
     """Compute the inner products of the states, each centered by its own mean."""
     if states.ndim != 2 or not len(states) or not np.isfinite(states).all():
         raise ModelError(
-            "the hidden states of the sampled answers must be a matrix (samples x width) of finite numbers, but have "
-            f"the shape {states.shape}. Check the model or server."
+            "the hidden states of the sampled answers must be a matrix (samples x width) of finite numbers. Their shape is "
+            f"{states.shape}. Check the model or server."
         )
     centered = states.astype(np.float64) - states.astype(np.float64).mean(axis=1, keepdims=True)
     products: NDArray[np.float64] = centered @ centered.T

@@ -33,8 +33,8 @@ def stack_hidden_states(readings: Sequence[Reading], layer: int, position: str) 
     present = [state for state in states if state is not None]
     if len(present) < len(states):
         raise UnsupportedSignal(
-            f"the hidden states of layer {layer} ({position}) are missing. Label the questions with layers='{layer}', or "
-            "use a model that gives hidden states (hf, gguf, smollm).",
+            f"the hidden states of layer {layer} at the last {'prompt' if position == 'pre' else 'drafted'} token are missing. "
+            f"Run `knowgate label` with layers='{layer}', or use an hf:, gguf: or smollm model.",
             brief=f"no hidden states of layer {layer}",
         )
     return np.stack(present)

@@ -56,8 +56,8 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
     name, options = split_spec(spec)
     if name in FITTED_ARBITERS:
         raise BadSetting(
-            f"arbiter '{name}' must be fitted before you can use it. Run `knowgate fit arbiter` with mode={name} and "
-            "pass the folder that it writes."
+            f"arbiter '{name}' (chooses between two answers) must be fitted before use. Run `knowgate fit arbiter` with "
+            f"mode={name}. Then pass the folder that it writes."
         )
     arbiter_class: Any = load_entry(ARBITERS, "arbiter", name, "knowgate.arbiters")
     arguments = parse_options(arbiter_class, options, f"arbiter '{name}'")

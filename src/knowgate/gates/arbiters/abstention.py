@@ -123,10 +123,10 @@ def _read_phrases(file: str) -> list[str]:
     try:
         lines = [line.strip() for line in read_text(expand_path(file)).splitlines()]
     except (OSError, BadInput) as error:
-        raise BadSetting(f"cannot read the abstention phrases in '{file}': {error}.") from None
+        raise BadSetting(f"cannot read the abstention phrases in the file '{file}': {error}.") from None
     phrases = [line for line in lines if normalize(line)]
     if not phrases:
         raise BadSetting(
-            f"'{file}' contains no abstention phrases. Write one phrase per line, such as 'not mentioned'."
+            f"the file '{file}' contains no abstention phrases. Write one phrase per line, such as 'not mentioned'."
         )
     return phrases

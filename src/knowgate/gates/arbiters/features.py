@@ -141,9 +141,9 @@ def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> 
         if None in row:
             missing = "log-probabilities" if names[row.index(None)] in LOGPROB_FEATURES else "passages with scores"
             raise UnsupportedSignal(
-                f"the arbiter was fitted on answers with {missing}, but the answers to '{pair.question.text[:60]}' "
-                "have none. Provide them, or fit the arbiter on answers without them.",
-                brief=f"the label run has no {missing}",
+                f"the answers to '{pair.question.text[:60]}' have no {missing}. The arbiter (chooses between two answers) was "
+                f"fitted with them. Provide {missing}, or fit the arbiter again without them.",
+                brief=f"the recorded answers have no {missing}",
             )
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))  # two dimensions, even without answers
 
@@ -170,7 +170,9 @@ class FeaturesArbiter(FittedArbiter):
         """
         names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):
-            raise BadInput(f"the list of features is empty or has an unknown name: {', '.join(names)[:80] or 'none'}.")
+            raise BadInput(
+                f"the list of input features is empty or has an unknown name: {', '.join(names)[:80] or 'none'}."
+            )
         for side in ANSWER_SIDES:
             require_network(tensors, f"{side}.", len(names))
 

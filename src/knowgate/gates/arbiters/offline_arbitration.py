@@ -68,7 +68,7 @@ def get_answer_pair(row: LabelRow) -> AnswerPair:
     """
     if row.closed is None or row.open is None:
         raise BadInput(
-            f"question '{row.id}' does not have both a closed-book and an open-book answer. Label it with passages."
+            f"question '{row.id}' lacks its answer with passages or without passages. Run `knowgate label` again with `index`."
         )
     return AnswerPair(question_from_row(row), _to_completion(row.closed), _to_completion(row.open), row.passages)
 
@@ -121,8 +121,8 @@ def _check_open_answers(table: LabelTable) -> None:
     """Raise BadSetting if a table has no answers with passages."""
     if table.open_right is None:
         raise BadSetting(
-            "an arbiter chooses between answers with and without passages, but the label run has no answers with "
-            "passages. Label the questions again with `index`."
+            "the label run (recorded answers) has no answers with passages. The arbiter must choose between answers with and "
+            "without passages. Run `knowgate label` again with `index`."
         )
 
 
@@ -167,7 +167,7 @@ def _complete_beliefs(
     if not missing:
         return beliefs
     if named.arbiter is None:
-        raise BadInput(f"the label run '{run}' lacks results of the arbiter '{named.name}'. Pass the arbiter's folder.")
+        raise BadInput(f"'{run}' has no recorded results of arbiter '{named.name}'. Pass the arbiter's folder.")
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
     return _judge_rows(run, missing, named.arbiter, beliefs, on_progress)
@@ -218,15 +218,15 @@ def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
     """Raise an error if no row has the data for this arbiter."""
     if not any(row.question for row in rows):
         raise BadSetting(
-            f"the label run '{run}' was packed without texts, but the arbiter '{arbiter.name}' reads questions and "
-            "answers. Use the original label run, or one that contains the probabilities of this arbiter."
+            f"the label run (recorded answers) in '{run}' was packed without texts. Arbiter '{arbiter.name}' must read "
+            "questions and answers. Use the original label run, or one with the probabilities of this arbiter."
         )
     missing = _find_missing_signal(rows, arbiter)
     if missing:
         raise UnsupportedSignal(
-            f"the arbiter '{arbiter.name}' needs {missing}, which the label run '{run}' does not contain. Label the "
-            f"questions again with {missing}, or fit the arbiter on label runs without them.",
-            brief=f"the label run has no {missing}",
+            f"arbiter '{arbiter.name}' needs {missing}, but the recorded answers in '{run}' have none. Run `knowgate label` "
+            f"again with {missing}, or fit the arbiter without them.",
+            brief=f"the recorded answers have no {missing}",
         )
 
 

@@ -265,7 +265,7 @@ def _parse_reference_file(file: Path) -> ReferenceStates:
         records = parse_json(reference.metadata()[QUESTIONS_KEY], REFERENCE_FILE)
     questions = [_parse_question(record) for record in records]
     if not questions or any(block.ndim != 2 or len(block) != len(questions) for block in states.values()):
-        raise ValueError("not one state per question")
+        raise ValueError("a layer does not have exactly one hidden state per question")
     return ReferenceStates(questions, states)
 
 
@@ -295,8 +295,8 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
     reference = read_reference_states(artifact)
     if reference is None or not set(request.layers) <= set(reference.states):
         raise ArtifactError(
-            f"cannot check that {model.name} returns the same hidden states as {trained_on}, on which the gate "
-            f"'{artifact.path.name}' was fitted. Fit the gate again. If both run the same weights, set plug_in=True."
+            f"cannot compare the hidden states of {model.name} with those of {trained_on}. Fit gate "
+            f"'{artifact.path.name}' again. If both have the same weights, set plug_in=True."
         )
     closed_book_prompts = [prompts.closed(question) for question in reference.questions]
     readings = model.read(closed_book_prompts, SignalRequest(layers=request.layers, resumable=False))

@@ -140,7 +140,7 @@ def _read_weights(folder: Path, manifest: Mapping[str, Any], make_error: MakeErr
     file = folder / WEIGHTS_FILE
     weights = file.read_bytes() if file.is_file() else b""
     if "weights_sha256" in manifest and hashlib.sha256(weights).hexdigest() != manifest["weights_sha256"]:
-        raise make_error(f"the weights ({WEIGHTS_FILE}) were changed or damaged")
+        raise make_error(f"the weights in {WEIGHTS_FILE} were changed or damaged")
     return weights
 
 
@@ -151,15 +151,15 @@ def _read_manifest(file: Path, artifact_format: ArtifactFormat, make_error: Make
         version = manifest["version"]
         is_intact = manifest["checksum"] == compute_checksum(manifest)
     except KeyError as error:
-        raise make_error(f"{file.name} is broken: {error} is missing") from None
+        raise make_error(f"{file.name} is broken: the field {error} is missing") from None
     except (BadInput, TypeError, ValueError) as error:
         raise make_error(f"{file.name} is broken ({error})") from None
     if version != FORMAT_VERSION:
         raise make_error(
-            f"the format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
+            f"{file.name} has format version {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
         )
     if not is_intact:
-        raise make_error(f"{file.name} was edited by hand (use `knowgate calibrate` to change the threshold)")
+        raise make_error(f"{file.name} was edited by hand (to change the threshold, use `knowgate calibrate`)")
     _check_manifest_fields(manifest, file.name, artifact_format, make_error)
     return manifest
 
@@ -184,9 +184,9 @@ def _parse_tensors(data: bytes, make_error: MakeError) -> Tensors:
     try:
         tensors: Tensors = load(data) if data else {}
     except (SafetensorError, KeyError, ValueError, TypeError) as error:  # numpy lacks some number types
-        raise make_error(f"the weights cannot be read: {error}") from None
+        raise make_error(f"the weights in {WEIGHTS_FILE} cannot be read: {error}") from None
     if any(not np.isfinite(tensor).all() for tensor in tensors.values()):
-        raise make_error("the weights contain NaN or infinite numbers")
+        raise make_error(f"the weights in {WEIGHTS_FILE} contain NaN or infinite numbers")
     return tensors
 
 
@@ -309,9 +309,8 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
         return f"plug-in, fitted on {fitted_on['name']}"
     raise ArtifactError(
         f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {fitted_on['name']} (model "
-        f"{fitted_on['fingerprint']}, prompts {fitted_prompts}), but your LLM is {model.name} (model "
-        f"{model.fingerprint}, prompts {prompts}). Use the same LLM and prompts, or fit it on your LLM. To use it "
-        "anyway, set plug_in=True."
+        f"{fitted_on['fingerprint']}, prompts {fitted_prompts}). Your LLM is {model.name} (model {model.fingerprint}, prompts "
+        f"{prompts}). Use the same LLM and prompts, fit it on your LLM, or set plug_in=True."
     )
 
 

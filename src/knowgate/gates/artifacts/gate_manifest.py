@@ -335,7 +335,7 @@ def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
     check_calibration(manifest.calibration, where)
     distance = manifest.distance  # a distance of hidden states needs a layer that the gate reads
     if distance is not None and distance.of == "state" and distance.layer not in manifest.want.layers:
-        raise BadInput(f"{where}: `distance` uses layer {distance.layer}, but `want` does not list this layer.")
+        raise BadInput(f"{where}: `distance` uses layer {distance.layer}, which is missing in `want.layers`.")
     return manifest
 
 
@@ -365,8 +365,8 @@ def check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, An
         recorded = settings.get(setting)
         if recorded not in (None, expected):  # None: the label runs do not record this setting
             raise BadSetting(
-                f"the gate was fitted with {setting}={expected}, but the label runs have {setting}={recorded}. Label "
-                f"the questions with {setting}={expected}."
+                f"the gate was fitted with {setting}={expected}, but the answers were recorded with {setting}={recorded}. Run "
+                f"`knowgate label` with {setting}={expected}."
             )
 
 

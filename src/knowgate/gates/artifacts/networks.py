@@ -47,7 +47,7 @@ class TensorValidator:
             BadInput: The tensor is missing, or its shape, type or values are wrong.
         """
         if name not in self._remaining:
-            raise BadInput(f"the tensor '{name}' is missing.")
+            raise BadInput(f"the tensor '{name}' is missing from the weights.")
         tensor = self._remaining.pop(name)
         if not _has_shape(tensor, shape):
             raise BadInput(
@@ -84,8 +84,8 @@ def check_feature_width(features: Vector, width: int) -> None:
     """Raise ArtifactError if the number of features is not as in training."""
     if features.shape[1] != width:
         raise ArtifactError(
-            f"the gate expects {width} features but got {features.shape[1]}. They come from another LLM or embedding "
-            "model. Use the model that the gate was fitted with, or fit the gate again."
+            f"the gate expects {width} features but got {features.shape[1]}. Another LLM or embedding model computed them. Use "
+            "the model that the gate was fitted with, or fit it again."
         )
 
 

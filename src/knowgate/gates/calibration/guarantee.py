@@ -155,7 +155,7 @@ def check_loss_and_confidence(epsilon: float, delta: float) -> None:
     """Raise BadSetting if the maximum loss or the confidence is out of range."""
     if not MIN_LOSS <= epsilon < 1:
         raise BadSetting(
-            f"max_loss={epsilon} is not allowed: it must be above 0 and below 1. Two percentage points are 0.02."
+            f"max_loss={epsilon} is not allowed: it must be above 0 and below 1. Example: 0.02 means two percentage points."
         )
     if not 0 < delta < 1:
         raise BadSetting(

@@ -99,8 +99,8 @@ class CalibrationOptions(Options):
         targets = [target for target in is_set if is_set[target]]
         if len(targets) != 1:
             raise BadSetting(
-                "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`, the possible goals of the "
-                f"threshold. Now {len(targets)} of them are set."
+                f"{len(targets)} of `max_loss`, `retrieval_rate` and `best_accuracy` are set. Set exactly one of them as the "
+                "goal of the threshold."
             )
         self._check_guarantee_options()
         return targets[0]
@@ -109,8 +109,8 @@ class CalibrationOptions(Options):
         """Raise BadSetting if `net` or `confidence` is set without `max_loss`."""
         if self.max_loss is None and (self.net or self.confidence is not None):
             raise BadSetting(
-                "`net` and `confidence` have an effect only with `max_loss`, the limit on lost right answers. Set "
-                "`max_loss`, or leave them out."
+                "`net` and `confidence` have an effect only with `max_loss`, the accepted loss of accuracy. Set `max_loss`, "
+                "or leave them out."
             )
 
     @property
@@ -247,13 +247,12 @@ def _check_gate_and_options(gate: str | Gate, options: CalibrationOptions) -> No
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(
-            f"`out` stores the threshold in the folder of a fitted gate, but '{get_gate_name(gate)}' is not fitted. "
-            "Remove `out`."
+            f"gate '{get_gate_name(gate)}' is not fitted, so it has no folder for the threshold. Remove `out`."
         )
     if get_verdict(gate) == "own":
         raise BadSetting(
-            "',verdict=own' selects the uncalibrated score, but a threshold is chosen for the calibrated score. Use "
-            f"'{folder}'."
+            "the option verdict=own selects the uncalibrated score. A threshold can only be chosen for the calibrated score. "
+            f"Pass the gate as '{folder}'."
         )
 
 
@@ -353,8 +352,8 @@ def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
     table = load_label_table(runs, required_equal=REQUIRED_EQUAL)
     if table.open_right is None:
         raise BadInput(
-            f"no question in {', '.join(map(str, runs))} was answered with passages, so the loss from skipping "
-            "retrieval is unknown. Label the questions again with `index`."
+            f"no question in {', '.join(map(str, runs))} was answered with passages. The loss from skipping retrieval is "
+            "therefore unknown. Run `knowgate label` again with `index`."
         )
     _check_same_passages(runs)
     return table
@@ -369,8 +368,8 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
     if len(prompts) > 1:
         raise BadSetting(
-            "the label runs use different prompts for passages, but a threshold is valid for only one prompt. Calibrate "
-            "on runs with the same `prompts`."
+            "the label runs (recorded answers) use different prompts for passages. Calibrate the threshold on runs with the "
+            "same `prompts`."
         )
 
 
@@ -423,8 +422,8 @@ def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, 
     unusable = f" or unusable ({reasons})" if reasons else ""
     advice = ", or use all of them: held_out=0." if n_usable >= required else "."
     raise BadInput(
-        f"the threshold needs at least {required} questions, but there are only {n}. The others are held out for the "
-        f"test{unusable}. Label more questions{advice}"
+        f"the choice of a threshold needs at least {required} questions, but only {n} are left. The others are held out for "
+        f"the test{unusable}. Label more questions with `knowgate label`{advice}"
     )
 
 
@@ -434,10 +433,12 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
     model, prompts = manifest["model"], manifest["prompts"]
     if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the gate '{artifact.path.name}' and the label runs differ in LLM or prompts. Calibrate on label runs with the "
-            f"gate's LLM and prompts. Gate: {model['name']} ({model['fingerprint']}), prompts {prompts}. Label runs: "
-            f"{settings['model']} ({settings['model_fingerprint']}), prompts {settings['prompts_fingerprint']}."
+            f"gate '{artifact.path.name}' and the label runs (recorded answers) differ in LLM or prompts. Calibrate on label "
+            f"runs with the gate's LLM and prompts. Gate: {model['name']} ({model['fingerprint']}), prompts {prompts}. Label "
+            f"runs: {settings['model']} ({settings['model_fingerprint']}), prompts {settings['prompts_fingerprint']}."
         )
     check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():
-        raise ArtifactError(f"the gate '{artifact.path}' has no list of training questions, {SEEN_FILE}. Fit it again.")
+        raise ArtifactError(
+            f"the gate '{artifact.path}' has no list of training questions ({SEEN_FILE}). Fit it again."
+        )

@@ -103,7 +103,8 @@ def count_net_losses(right: BoolArray, open_right: BoolArray) -> list[NetLoss]:
     """
     n_lost = np.count_nonzero(open_right & ~right, axis=1)
     n_gained = np.count_nonzero(right & ~open_right, axis=1)
-    return [NetLoss(lost, gained, len(open_right)) for lost, gained in zip(n_lost.tolist(), n_gained.tolist(), strict=True)]
+    pairs = zip(n_lost.tolist(), n_gained.tolist(), strict=True)
+    return [NetLoss(lost, gained, len(open_right)) for lost, gained in pairs]
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
@@ -147,8 +148,8 @@ class GateOutcomes:
         """Raise BadInput if the arrays do not have one value per question."""
         if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
             raise BadInput(
-                f"each question needs a score and two grades, but there are {len(self.needs)} scores, "
-                f"{len(self.closed_right)} closed-book grades and {len(self.open_right)} open-book grades."
+                f"each question needs a score, a grade without passages and a grade with passages. There are {len(self.needs)} "
+                f"scores, {len(self.closed_right)} grades without and {len(self.open_right)} with passages."
             )
 
     def __len__(self) -> int:
@@ -350,7 +351,7 @@ def _count_by_threshold(
 def _check_not_empty(n: int) -> None:
     """Raise BadInput if there are no questions."""
     if not n:
-        raise BadInput("there are no questions to choose or test a threshold on. Label some with `knowgate label`.")
+        raise BadInput("there are no questions to choose or test a threshold with. Label some with `knowgate label`.")
 
 
 def list_rate_thresholds(needs: FloatArray) -> list[float]:

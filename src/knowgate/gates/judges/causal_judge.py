@@ -156,8 +156,8 @@ class CausalJudge:
             return encode_labels(self.model.tokenize, self.labels)
         except BadSetting:
             raise BadSetting(
-                f"{self.model.name} cannot be a judge: in its tokenizer the labels {' and '.join(self.labels)} start "
-                "with the same token. Choose a different base model, for example smollm or small."
+                f"{self.model.name} cannot be a judge. Its tokenizer starts the labels {' and '.join(self.labels)} with the "
+                "same token. Choose a different base model, for example smollm or small."
             ) from None
 
     def encode(self, text: str, *parts: str) -> LabelPromptTokens:
@@ -189,8 +189,8 @@ class CausalJudge:
         """Raise BadSetting if the first token of a part is not a label."""
         if tokens[0] not in self.label_tokens:
             raise BadSetting(
-                f"{self.model.name} cannot be a judge here: its tokenizer splits the label in '{part}' "
-                "differently than the label alone. Choose a different base model."
+                f"{self.model.name} cannot be a judge here. The first token of '{part}' is not a label. Choose a different "
+                "base model."
             )
 
     @functools.cached_property
@@ -255,13 +255,13 @@ def load_judge_base(spec: str, fingerprint: str = "", adapter: Path | None = Non
     model = None if spec.startswith(RECORDED_PREFIX) else load_model(spec)
     if not isinstance(model, HFModel):
         raise BadSetting(
-            f"a judge is fine-tuned from local weights, and '{spec}' has none. Set `base` to smollm, hf:NAME_OR_DIR or "
-            "gguf:FILE. The gates judge and gain also accept small, which needs no GPU."
+            f"the base model '{spec}' has no local weights to fine-tune. Set `base` to smollm, hf:NAME_OR_DIR or gguf:FILE. "
+            "Gates 'judge' and 'gain' also accept 'small', which needs no GPU."
         )
     if adapter is not None and model.fingerprint != fingerprint:
         raise ArtifactError(
-            f"the judge in '{adapter.parent}' was fine-tuned from {spec} with fingerprint {fingerprint}, but the weights of "
-            f"{spec} now have fingerprint {model.fingerprint}. Use the original weights, or fit the judge again."
+            f"the weights of {spec} have changed since the judge in '{adapter.parent}' was fine-tuned. Their fingerprint was "
+            f"{fingerprint} and is now {model.fingerprint}. Use the original weights, or fit the judge again."
         )
     return replace(model, bits=bits) if bits else model
 
@@ -377,8 +377,8 @@ def compute_adapter_digest(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files or any(path.suffix not in ADAPTER_SUFFIXES for path in files):
         raise ArtifactError(
-            f"'{folder}' is not an adapter that knowgate wrote: it is empty, or has files of other types than "
-            f"{', '.join(ADAPTER_SUFFIXES)}."
+            f"the folder '{folder}' is not an adapter (fine-tuned weights) made by knowgate. It must contain only "
+            f"{', '.join(ADAPTER_SUFFIXES)} files, and at least one. Fit the gate again."
         )
     names_and_digests = [(path.relative_to(folder).as_posix(), sha256_file(path)) for path in files]
     return sha256_text(*itertools.chain.from_iterable(names_and_digests))
@@ -443,8 +443,8 @@ def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], option
     deviation = judge.measure_deviation(STARTUP_CHECKS)
     if deviation > MAX_DEVIATION:
         raise ModelError(
-            f"the exported judge in '{folders[0].parent}' gives other probabilities than the original: one differs by "
-            f"{deviation:.2f}, but at most {MAX_DEVIATION} is allowed. Install another release of xllamacpp, or use "
-            "the original gate."
+            f"the exported judge in '{folders[0].parent}' deviates from the original. One probability differs by "
+            f"{deviation:.2f}, but at most {MAX_DEVIATION} is allowed. Install another release of xllamacpp, or use the "
+            "original gate."
         )
     return judge

@@ -113,8 +113,8 @@ class Rule:
         """Raise BadSetting if a pattern has a repetition inside a repetition."""
         if NESTED_REPEAT.search(pattern):
             raise BadSetting(
-                f"the rule '{self.name}' has a pattern with a repetition inside a repetition, '{pattern}'. Matching it "
-                "can take forever. Remove one of the repetitions, or use words = ['...'] instead."
+                f"the rule '{self.name}' has a repetition inside a repetition in its pattern '{pattern}'. Matching it can take "
+                "forever. Remove one of the repetitions, or use words = ['...'] instead."
             )
 
     def matches(self, text: str, deadline: float) -> bool:

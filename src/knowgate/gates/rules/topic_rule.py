@@ -63,9 +63,11 @@ class TopicRule:
     def __post_init__(self) -> None:
         """Raise BadSetting if the examples or the similarity are wrong."""
         if not self.examples:
-            raise BadSetting(f"the topic '{self.name}' has no examples. Add typical questions: examples = ['...'].")
+            raise BadSetting(f"the topic rule '{self.name}' has no example questions. Add some: examples = ['...'].")
         if not -1 <= self.similarity <= 1:
-            raise BadSetting(f"the topic '{self.name}' has similarity = {self.similarity:g}. Use a value from -1 to 1.")
+            raise BadSetting(
+                f"topic rule '{self.name}' has similarity = {self.similarity:g}. Use a value from -1 to 1."
+            )
 
     @cached_property
     def model(self) -> Embedder:

@@ -260,8 +260,8 @@ class EngineRetriever(ABC):
             hit = hits[0]
             raise AdapterError(
                 f"{self._description} returned record '{redact_message(str(hit.id))}' without a text in the field "
-                f"'{self.fields.text}'. Its fields are: {', '.join(sorted(map(str, hit.record))) or 'none'}. "
-                "Name the field of the text in the spec: ?text=FIELD"
+                f"'{self.fields.text}'. Its fields are: {', '.join(sorted(map(str, hit.record))) or 'none'}. Add the name of "
+                "the text field to the address: ?text=FIELD"
             )
         return passages
 
@@ -302,8 +302,8 @@ def check_filter(where: RecordFilter) -> dict[str, list[Scalar]]:
         values: list[Any] = list(value) if is_list else [value]  # type: ignore[arg-type]
         if not FIELD_NAME.fullmatch(name) or not values or not all(isinstance(item, Scalar) for item in values):
             raise BadSetting(
-                f"the filter {name!r}: {value!r} cannot be used. The name must be the name of a field. The value must "
-                "be a text, a number, true or false, or a non-empty list of these."
+                f"the filter {name!r}: {value!r} cannot be used. Its key must be the name of a field. The value must be a text, "
+                "a number, true or false, or a non-empty list of these."
             )
         checked[name] = values
     return checked

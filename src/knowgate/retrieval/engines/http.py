@@ -123,7 +123,7 @@ def _find_list(value: Any) -> list[Any]:
         for name in LIST_FIELDS:
             if isinstance(value.get(name), list):
                 return list(value[name])
-    raise ValueError("there is no list of passages")
+    raise ValueError("the response has no list of passages")
 
 
 def _parse_passage(item: Any, name: str) -> Passage:

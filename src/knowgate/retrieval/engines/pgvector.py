@@ -220,13 +220,13 @@ class PgvectorRetriever:
         if not types:
             raise BadSetting(
                 f"pgvector: there is no table '{spec.table}' in {self._address.redacted}. Write table=TABLE or "
-                "table=SCHEMA.TABLE with the exact spelling of the database."
+                "table=SCHEMA.TABLE, spelled as in the database."
             )
         for column in spec.columns:
             if column not in types:
                 raise BadSetting(
-                    f"pgvector: the table '{spec.table}' has no column '{column}'; it has {', '.join(types)}. Name "
-                    "your columns in the spec with id=, text=, title= and vector=."
+                    f"pgvector: the table '{spec.table}' has no column '{column}'. Its columns are: {', '.join(types)}. Name "
+                    "your columns in the address with id=, text=, title= and vector=."
                 )
         return types
 
@@ -241,8 +241,8 @@ class PgvectorRetriever:
         vector_type = self._column_types[spec.vector].rpartition(".")[2].partition("(")[0]
         if vector_type not in VECTOR_TYPES:
             raise BadSetting(
-                f"pgvector: the column '{spec.vector}' of '{spec.table}' has the type {vector_type}, but it must have "
-                f"the type {' or '.join(VECTOR_TYPES)}. Name the column of the vectors: vector=COLUMN."
+                f"pgvector: the column '{spec.vector}' of '{spec.table}' has the type {vector_type} instead of "
+                f"{' or '.join(VECTOR_TYPES)}. Name the column that holds the vectors: vector=COLUMN."
             )
         return vector_type
 
@@ -251,9 +251,9 @@ class PgvectorRetriever:
         declared = re.search(r"\((\d+)\)", self._column_types[self._spec.vector])
         if declared is not None and int(declared.group(1)) != width:
             raise BadSetting(
-                f"pgvector: the column '{self._spec.vector}' holds vectors of {declared.group(1)} numbers, but the "
-                f"embedding model '{self._spec.embedder}' returns vectors of {width}. Name the embedding model that made "
-                "the vectors of the column: embedder=NAME."
+                f"pgvector: the column '{self._spec.vector}' holds vectors of {declared.group(1)} numbers. The embedding model "
+                f"'{self._spec.embedder}' returns vectors of {width} numbers. Name the embedding model that made the stored "
+                "vectors: embedder=NAME."
             )
 
     def _compute_content_hash(self) -> str:

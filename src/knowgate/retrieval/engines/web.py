@@ -366,7 +366,7 @@ class SearchBudget:
             if time.monotonic() + wait > end:
                 raise SearchBudgetError(
                     f"the budget of {self._per_minute} searches per minute is used up. The next search is possible in "
-                    f"{wait:.0f} s. Wait, or raise the limit in the spec: ?minute=N"
+                    f"{wait:.0f} s. Wait, or raise the limit: web:ENGINE?minute=N"
                 )
             time.sleep(wait)
 
@@ -382,8 +382,8 @@ class SearchBudget:
             times = self._read_times(now)
             if len(times) >= self._per_day:
                 raise SearchBudgetError(
-                    f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "
-                    "limit in the spec: ?day=N"
+                    f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the limit: "
+                    "web:ENGINE?day=N"
                 )
             wait = self._compute_wait(times, now)
             if wait == 0:

@@ -150,7 +150,7 @@ class SearxngEngine(WebEngine):
             if "status 403" not in str(error):
                 raise
             raise ServerError(
-                f"{self.client.name} refuses JSON. Allow JSON in the settings.yml of SearXNG: search: formats: [html, json]."
+                f"{self.client.name} refuses JSON. Allow it in the settings.yml of SearXNG: search: formats: [html, json]."
             ) from None
 
     def _get_text(self, item: dict[str, Any]) -> Any:

@@ -73,13 +73,13 @@ def check_reranker_files(path: str | Path) -> None:
     folder = expand_path(path)
     if not any(folder.glob("*.safetensors")):
         raise WeightsError(
-            f"the reranker '{path}' cannot be loaded: it has no safetensors weights. Weights in pickle files could run "
+            f"the reranker '{path}' has no safetensors weights. Weights in pickle files are not loaded, because they could run "
             "code. Save the model as safetensors."
         )
     unexpected = [item for item in folder.rglob("*") if item.is_file() and item.suffix not in RERANKER_SUFFIXES]
     if is_aligned_reranker(folder) and unexpected:
         name = min(str(item.relative_to(folder)) for item in unexpected)
-        raise ArtifactError(f"the reranker '{path}' contains '{name}', which knowgate did not write. Fit it again.")
+        raise ArtifactError(f"the reranker '{path}' contains the unexpected file '{name}'. Fit the reranker again.")
 
 
 def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
@@ -112,12 +112,12 @@ def _check_manifest(path: str | Path, manifest: RerankerManifest) -> None:
 
     if manifest.version != RERANKER_VERSION:
         raise make_error(
-            f"the format version is {manifest.version}, but this knowgate reads version {RERANKER_VERSION}"
+            f"{RERANKER_MANIFEST} has format version {manifest.version}, but this knowgate reads version {RERANKER_VERSION}"
         )
     check_artifact_folder(folder, make_error)
     weights = folder / RERANKER_WEIGHTS
     if not weights.is_file() or sha256_file(weights) != manifest.weights_sha256:
-        raise make_error("the weights were changed or damaged")
+        raise make_error(f"the weights in {RERANKER_WEIGHTS} were changed or damaged")
     check_digests(folder, manifest.files, make_error)
 
 
@@ -262,6 +262,6 @@ class CrossEncoderReranker:
             model = CrossEncoder(self.spec, **options)
         if model.num_labels != 1:
             raise ModelError(
-                f"the reranker '{self.spec}' returns {model.num_labels} scores per pair instead of one. Use another model."
+                f"the reranker '{self.spec}' returns {model.num_labels} scores per passage, not one. Use another model."
             )
         return model
