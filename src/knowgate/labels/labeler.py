@@ -181,14 +181,16 @@ class Labeler:
         errors: list[KnowgateError] = []
         for question in questions:
             try:
-                batches.append(self._answer([question])())  # `_answer` returns a function that makes the batch
+                finish = self._answer([question])
+                batches.append(finish())
             except DeviceError:
                 raise
             except KnowgateError as error:
                 errors.append(error)
                 batches.append(self.make_failed_batch(question, str(error)))
-        if len(errors) == len(questions) and all(isinstance(error, SYSTEM_ERRORS) for error in errors):
-            raise errors[0]  # the server or the GPU failed, not the questions
+        system_errors = [error for error in errors if isinstance(error, SYSTEM_ERRORS)]
+        if len(system_errors) == len(questions):
+            raise system_errors[0]  # the server or the GPU failed, not the questions
         return join_batches(batches)
 
     def make_failed_batch(self, question: Question, reason: str) -> LabeledBatch:
@@ -207,6 +209,7 @@ class Labeler:
         A second thread searches and grades. The returned function makes the rows.
         """
         start = time.perf_counter()
+        # A reranker may need the LLM, and some tokenizers one thread: they select passages once the LLM has answered.
         can_select_in_thread = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
@@ -214,14 +217,14 @@ class Labeler:
             def select() -> tuple[list[Evidence], list[Prompt]]:
                 return self._select_evidence(questions, search.result())
 
-            selection = thread.submit(select) if can_select_in_thread else None
+            get_evidence = thread.submit(select).result if can_select_in_thread else select
             assessments = self._assess(questions)
             closed_prompts = [self.prompts.closed(question) for question in questions]
             closed = self._read(closed_prompts, self.options.samples, with_states=True)
             empty_rows = [self._make_empty_row(question) for question in questions]
             graded = self._grade_in_thread(thread, lambda: self._add_answers(empty_rows, questions, "closed", closed))
             signals = self._collect_signals(assessments, closed)
-            evidence, open_prompts = selection.result() if selection else select()
+            evidence, open_prompts = get_evidence()
             n_open = self.options.samples if self.options.open_samples is None else self.options.open_samples
             opened = self._read(open_prompts, n_open) if open_prompts else []
 

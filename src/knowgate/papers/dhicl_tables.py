@@ -39,7 +39,7 @@ DIRECT_GATE = "prompt"  # gate that asks the LLM directly, without history
 
 @dataclass(frozen=True)
 class DhiclVariants:
-    """The variants of the DH-ICL gate in the tables of the paper.
+    """The variants of the DH-ICL gate (demonstrations from the history) in the tables of the paper.
 
     The gate shows the LLM similar earlier questions and asks whether it knows the new one.
 

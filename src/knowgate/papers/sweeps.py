@@ -79,9 +79,9 @@ def _build_decision_table(
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
-    """Select the questions to retrieve for, with a confidence of at most beta.
+    """Select the questions to retrieve for: those with a confidence of at most beta.
 
-    The score is uncalibrated in the CBDR paper.
+    As in the CBDR paper, the uncalibrated confidence is used, if there is one.
 
     Returns:
         For each question, whether to retrieve.
@@ -134,10 +134,10 @@ def measure_majority_decisions(table: LabelTable) -> dict[str, str]:
 
 
 def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
-    """Tabulate the stored gates with a certain prefix of their name.
+    """Tabulate the gates whose decisions are stored in the label runs and whose name starts with `prefix`.
 
     Raises:
-        BadInput: No stored gate has such a name.
+        BadInput: There is no such gate.
     """
     names = [name for name in table.recorded_needs if name.startswith(prefix)]
     if not names:

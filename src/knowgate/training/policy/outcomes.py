@@ -175,7 +175,7 @@ def format_change(loss: float) -> str:
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
     """Combine results on different questions, such as folds, into one result.
 
-    Rates are averaged, weighted by the number of questions.
+    Shares and values are averaged, weighted by the number of questions. Losses are added up.
     """
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
