@@ -242,7 +242,7 @@ class Labeler:
     def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
         """Call `work`, which grades answers, and return its result as a future.
 
-        Judges run here, as an LLM allows one thread.
+        A judge is an LLM and works in this thread only, so it grades before this method returns.
         """
         if self._compares_strings:
             return thread.submit(work)
@@ -355,15 +355,14 @@ class Labeler:
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
         ]
-        with_passages = [number for number, row in enumerate(rows) if row.passages]
+        with_passages = [number for number, row in enumerate(rows) if row.passages]  # numbers of rows
         if not with_passages:
             return rows
         open_rows = [rows[number] for number in with_passages]
         open_questions = [questions[number] for number in with_passages]
         answered_rows = self._add_answers_with_passages(open_rows, open_questions, opened)
-        for number, row in zip(with_passages, answered_rows, strict=True):
-            rows[number] = row
-        return rows
+        answered = dict(zip(with_passages, answered_rows, strict=True))
+        return [answered.get(number, row) for number, row in enumerate(rows)]
 
     def _add_answers_with_passages(
         self, rows: list[LabelRow], questions: Sequence[Question], opened: Sequence[Reading]
@@ -379,9 +378,9 @@ class Labeler:
         return rows
 
     def _add_masked_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
-        """Answer with passages without the gold answers, and add the answers to the rows.
+        """Let the LLM answer with masked passages, and add the answers to the rows.
 
-        The word MASK replaces gold answers.
+        In masked passages, the word MASK replaces the gold answers.
         """
         masked = [mask_passages(row.passages, row.answers) for row in rows]
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]

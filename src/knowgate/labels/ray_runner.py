@@ -39,7 +39,7 @@ def is_remote_runner(runner: str | Runner | None) -> bool:
     """Return whether a runner is the spec of a Ray cluster, such as 'ray:local'."""
     if not isinstance(runner, str) or runner == LOCAL_RUNNER:
         return False
-    RayCluster.from_spec(runner)
+    RayCluster.from_spec(runner)  # raises BadSetting if there is no such runner
     return True
 
 

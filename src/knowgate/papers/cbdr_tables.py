@@ -62,7 +62,7 @@ def build_beta_tables(
 ) -> list[TextTable]:
     """Build one table per gate with accuracy and retrieval rate at each beta.
 
-    Above the confidence beta, the LLM answers without retrieval.
+    If its confidence is above beta, the LLM answers without retrieval.
 
     Args:
         runs: Label runs. Runs whose passages were selected the same way are joined.

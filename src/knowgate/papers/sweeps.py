@@ -52,7 +52,7 @@ def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
 def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = BETAS) -> TextTable:
     """Tabulate how good a gate's decisions are at each beta (CBDR paper).
 
-    Above the confidence beta, the LLM answers without retrieval.
+    If its confidence is above beta, the LLM answers without retrieval.
     """
     decisions = {f"{beta:g}": select_unsure_questions(gate, beta) for beta in betas}
     confidence = "1 - need" if gate.raw is None else "the raw confidence"

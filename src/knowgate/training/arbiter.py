@@ -36,7 +36,7 @@ from knowgate.types import Vector
 def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     """Fit an arbiter (it picks one of two answers) on cheap features.
 
-    A logistic regression per answer predicts if it is right.
+    Two logistic regressions predict how probably the answers without and with passages are right.
     """
     names = arbiter_features.list_answer_features(pairs.answers)
     features = arbiter_features.build_answer_matrix(names, pairs.answers)

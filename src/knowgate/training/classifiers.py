@@ -251,7 +251,7 @@ def _count_batches(train: LabeledFeatures) -> int:
 
 
 def _iterate_updates(network: _Network, train: LabeledFeatures) -> Iterator[None]:
-    """Train a network forever, one update for each item."""
+    """Train a network forever. Each item of the iterator stands for one update of the weights."""
     import torch
 
     # On large data, epochs are cut to MAX_UPDATES updates, with a higher learning rate.

@@ -277,7 +277,7 @@ def _list_held_out_rows(examples: Examples) -> NDArray[np.int64]:
 def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
     """Return how much accuracy a threshold may lose compared with always retrieving.
 
-    `loss_bound` limits the upper confidence bound of the loss.
+    `max_loss` limits the measured loss, `loss_bound` its upper confidence bound.
     """
     default = threshold_choice.SafetyLimits()
     if max_loss is None:
@@ -333,9 +333,7 @@ def format_points(share: float) -> str:
 
 
 def describe_weakness(manifest: Mapping[str, Any]) -> str:
-    """Warn if a gate is worse than a trivial rule on held-out questions.
-
-    Example of a trivial rule: always retrieve.
+    """Warn if a gate is worse on held-out questions than a trivial rule, such as always retrieving.
 
     Returns:
         The warning in one or two sentences; '' if the gate is not worse.

@@ -139,7 +139,7 @@ def fit_reranker(
 def split_dev_rows(
     train: Sequence[Preference], dev: Sequence[Preference], training: RerankerTrainingOptions
 ) -> tuple[list[Preference], list[Preference]]:
-    """Return the train rows, and the dev rows to choose the best weights.
+    """Return the rows to train on, and the dev rows, which choose the best weights.
 
     Args:
         train: Rows of the train split, each a question with its passages.
@@ -170,7 +170,7 @@ def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[R
 
 
 def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
-    """Make a selector of the weights with the best P@1.
+    """Make a selector of the weights with the best P@1 on the dev rows.
 
     P@1 is the share of questions with a helpful passage on top.
     """

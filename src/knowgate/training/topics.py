@@ -328,16 +328,16 @@ def describe_extremes(topics: Sequence[TopicResult]) -> str:
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
     """Propose rules to always or never retrieve for some topics.
 
-    "Surely" means that the whole 95 % interval is beyond the limit.
+    A rule is proposed only if a whole 95 % interval is beyond its limit.
 
     Args:
         topics: Measured topics. Those with fewer than 30 questions get no rule. Nor do topics that were taken from a field
             of the data, because a rule recognizes a topic by the embeddings of its example questions.
 
     Returns:
-        Rules to always retrieve for topics on which passages surely gain more than 10 points of accuracy, and never for
-        topics on which they surely lose. If there are no answers with passages, the only rules are to always retrieve,
-        for topics of which the LLM surely knows less than 10 %.
+        Rules to always retrieve for topics on which passages gain more than 10 points of accuracy, and never for topics on
+        which they lose. If there are no answers with passages, the only rules are to always retrieve, for topics of
+        which the LLM knows less than 10 %.
     """
     rules = []
     for topic in topics:

@@ -152,7 +152,7 @@ class FittedJudge:
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
         """Predict for each row the probability that the LLM knows the answer.
 
-        Only members not trained on the row predict it.
+        Each row is predicted by the members that were not trained on it.
 
         Args:
             prompts: The prompt about each row.

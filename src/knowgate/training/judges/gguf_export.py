@@ -104,7 +104,7 @@ def _write_member(
 ) -> causal_judge.GgufOptions:
     """Write one model of a judge as a GGUF file for llama.cpp.
 
-    Predictions for check questions are recorded, for comparison.
+    Its predictions for a few questions are recorded, to compare them with those of the GGUF file.
 
     Args:
         gate: The gate with the judge.

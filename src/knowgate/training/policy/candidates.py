@@ -199,7 +199,7 @@ class CandidateFitter:
         tried: list[GateCandidate] = []
         for recipe in self.recipes.values():
             if recipe.gate == "stack" and JUDGE not in [gate.name for gate in tried]:
-                continue
+                continue  # the judge could not be trained, so there is nothing to stack
             with self.report_failure(recipe.name):
                 tried.append(GateCandidate(recipe.name, self._cross_fit(recipe), recipe.reads_draft, recipe.models))
         return tried

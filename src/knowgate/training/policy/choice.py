@@ -294,7 +294,7 @@ def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
 def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
     """Evaluate a gate and an arbiter at their most valuable safe threshold.
 
-    A safe threshold loses few right answers.
+    A safe threshold loses few right answers compared with always retrieving.
 
     Returns:
         The result; None if no threshold is safe.

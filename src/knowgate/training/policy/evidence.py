@@ -136,7 +136,7 @@ class Evidence:
     def split(self, fold: int) -> Split:
         """Split the rows for a training without one fold.
 
-        That fold becomes the test part. Hashes divide the other rows.
+        That fold becomes the test part. Hashes divide the other rows into train, dev and calibration.
 
         Args:
             fold: Number of the fold. With `HELD_OUT`, the held-out rows are the test part, and no fold is left out.

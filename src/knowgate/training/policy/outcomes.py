@@ -238,7 +238,7 @@ class GradedQuestions:
     def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
         """Return the value of a policy per question: 1 for a right answer, minus costs.
 
-        Costs are relative to `price_wrong`.
+        Costs are divided by `price_wrong`, the price of a wrong answer.
         """
         retrieved = self.gates[gate].needs > threshold
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
