@@ -20,12 +20,12 @@ from knowgate.labels.answer_import import parse_amount, parse_grade, parse_passa
     ],
 )
 def test_grades_are_booleans_numbers_or_words(value, right):
-    assert parse_grade(value, None, "it") is right
+    assert parse_grade(value, "it", None) is right
 
 
 @pytest.mark.parametrize(("value", "right"), [(0.5, True), (0.49, False), ("4", True), (True, True), (None, None)])
 def test_scores_pass_from_the_pass_score_on(value, right):
-    assert parse_grade(value, 0.5, "it") is right
+    assert parse_grade(value, "it", 0.5) is right
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_scores_pass_from_the_pass_score_on(value, right):
 )
 def test_other_grades_are_rejected(value, message):
     with pytest.raises(BadInput, match=message):
-        parse_grade(value, None, "it")
+        parse_grade(value, "it", None)
 
 
 @pytest.mark.parametrize(

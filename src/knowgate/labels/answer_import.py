@@ -7,8 +7,9 @@ log-probabilities and costs may be recorded beside them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from knowgate.core.files import sha256_text
@@ -36,13 +37,13 @@ PASSAGE_TEXT_FIELDS = ("text", "content", "page_content", "document.content", "b
 PASSAGE_TITLE_FIELDS = ("title", "metadata.title", "name")
 
 
-def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None:
+def parse_grade(value: Any, where: str, pass_score: float | None) -> bool | None:
     """Return whether a recorded grade means right. None means not graded.
 
     Args:
         value: A boolean, 0 or 1, a word such as 'correct' or 'thumbs_down', or a score. None means not graded.
-        pass_score: Scores of at least this value are right; None if the grades are not scores.
         where: The field and the question, for errors.
+        pass_score: Scores of at least this value are right; None if the grades are not scores.
 
     Raises:
         BadInput: The value is not a grade, or it is a score and `pass_score` is not given.
@@ -249,9 +250,9 @@ class RecordedQuestion:
         value = find_field(meta, key)
         return find_field({**self.extra, "meta": meta}, key) if value is None else value
 
-    def describe(self, key: str) -> str:
-        """Name a field of this question in an error message."""
-        return f"'{key}' of the question '{self.question.id}'"
+    def parse(self, key: str, parser: Callable[[Any, str], Any]) -> Any:
+        """Parse a field. The parser gets its value, and a name of the field for error messages."""
+        return parser(self.get(key), f"'{key}' of the question '{self.question.id}'")
 
     def list_fields(self) -> str:
         """List the names of the fields, for an error message."""
@@ -306,11 +307,13 @@ def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) 
     question = record.question
     closed = _make_answer(record, "closed", grader, options)
     opened = _make_answer(record, "open", grader, options)
-    row = make_empty_row(question, detect_question_language(question), grader)
+    language = detect_question_language(question)
+    row = make_empty_row(question, language, grader)
+    grader_name = RECORDED_GRADER if options.closed_correct else row.grader
     row = replace(
         row,
-        grader=RECORDED_GRADER if options.closed_correct else row.grader,
-        meta=_drop_field(question.meta, options.logprobs),
+        grader=grader_name,
+        meta=_drop_field(question.meta, options.logprobs),  # they are stored with the answer
         closed=closed,
         open=opened,
         iterative=_make_answer(record, "iterative", grader, options),
@@ -343,22 +346,20 @@ def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: I
         return None
     answer = _make_ungraded_answer(record, key, name, options)
     if name == "closed":
-        answer = replace(answer, tokens=parse_tokens(record.get(options.logprobs), record.describe(options.logprobs)))
+        answer = replace(answer, tokens=record.parse(options.logprobs, parse_tokens))
     [grade] = grader.grade([answer.text], [record.question])
     grade_key = options.get_key(name, "_correct")
     if not grade_key:
         return replace(answer, correct=grade.correct)
-    recorded_grade = parse_grade(record.get(grade_key), options.pass_score, record.describe(grade_key))
-    other_grades = {} if grade.correct is None else {grader.name: grade.correct}
+    recorded_grade = record.parse(grade_key, partial(parse_grade, pass_score=options.pass_score))
+    other_grades = {} if grade.correct is None else {grader.name: grade.correct}  # stored, but they do not count
     return replace(answer, correct=recorded_grade, other_grades=other_grades)
 
 
 def _make_ungraded_answer(record: RecordedQuestion, key: str, name: str, options: ImportOptions) -> GradedAnswer:
     """Make an answer with its tokens and seconds from the recorded fields, without a grade."""
-    tokens_key = options.get_key(name, "_tokens")
-    prompt_tokens, n_tokens = parse_token_counts(record.get(tokens_key), record.describe(tokens_key))
-    seconds_key = options.get_key(name, "_seconds")
-    seconds = parse_amount(record.get(seconds_key), record.describe(seconds_key))
+    prompt_tokens, n_tokens = record.parse(options.get_key(name, "_tokens"), parse_token_counts)
+    seconds = record.parse(options.get_key(name, "_seconds"), parse_amount)
     text = str(record.get(key))
     return GradedAnswer(text, correct=None, n_tokens=n_tokens, prompt_tokens=prompt_tokens, seconds=seconds)
 

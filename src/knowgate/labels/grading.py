@@ -71,7 +71,7 @@ class StringGrader:
         """Grade one answer. Without a gold answer, `correct` is None."""
         if question.choices or self.name == "choice":
             return Grade(None if get_gold_letter(question) is None else grade_choice(answer, question))
-        if not has_gold_answer(question):
+        if not any(map(normalize, question.answers)):
             return Grade(None)
         if self.name == "exact":
             return Grade(is_exact_match(answer, question.answers))
@@ -99,27 +99,26 @@ class JudgeGrader:
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
         """Ask the judge whether each answer is right. Without a gold answer, there is no grade."""
-        prompts: list[str | None] = []
-        for answer, question in zip(answers, questions, strict=True):
-            prompts.append(self._make_prompt(answer, question) if has_gold_answer(question) else None)
-        unique = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
-        verdicts = self._ask(unique) if unique else {}
-        grades = []
-        for prompt in prompts:
-            if prompt is None:
-                grades.append(Grade(None))
-            else:
-                grades.append(Grade(verdicts[prompt], unparsable=verdicts[prompt] is None))
-        return grades
+        prompts = [self._make_prompt(answer, question) for answer, question in zip(answers, questions, strict=True)]
+        distinct = dict.fromkeys(prompt for prompt in prompts if prompt is not None)
+        grades: dict[str | None, Grade] = {None: Grade(None)}  # by prompt; None without a gold answer
+        if distinct:
+            grades.update(self._ask(list(distinct)))
+        return [grades[prompt] for prompt in prompts]
 
-    def _ask(self, prompts: Sequence[str]) -> dict[str, bool | None]:
-        """Return the judge's verdict on each prompt. None means neither yes nor no."""
+    def _ask(self, prompts: Sequence[str]) -> dict[str, Grade]:
+        """Ask the judge with each prompt, and return the grades by prompt."""
         completions = self.model.generate([Prompt(text) for text in prompts], max_tokens=VERDICT_TOKENS)
-        return {text: parse_verdict(replies[0].text) for text, replies in zip(prompts, completions, strict=True)}
+        verdicts = [parse_verdict(replies[0].text) for replies in completions]
+        grades = [Grade(verdict, unparsable=verdict is None) for verdict in verdicts]
+        return dict(zip(prompts, grades, strict=True))
 
-    def _make_prompt(self, answer: str, question: Question) -> str:
-        """Fill the template of the judge's style, in the language of the question."""
-        values = {"prediction": answer, "answer": " / ".join(list_gold_answers(question)), "query": question.text}
+    def _make_prompt(self, answer: str, question: Question) -> str | None:
+        """Fill the template of the judge's style, in the language of the question. None without a gold answer."""
+        golds = list_gold_answers(question)
+        if not golds:
+            return None
+        values = {"prediction": answer, "answer": " / ".join(golds), "query": question.text}
         return load_packaged_templates("judge").fill(self.style, detect_question_language(question), **values)
 
 
@@ -141,11 +140,6 @@ def parse_verdict(text: str) -> bool | None:
 def list_gold_answers(question: Question) -> list[str]:
     """List the gold answers that are not empty after normalization."""
     return [answer for answer in question.answers if normalize(answer)]
-
-
-def has_gold_answer(question: Question) -> bool:
-    """Return whether the question has a gold answer that is not empty after normalization."""
-    return any(normalize(answer) for answer in question.answers)
 
 
 def load_grader(name: str, judge: Model | None = None, style: Literal["contains", "implies"] = "implies") -> Grader:
@@ -225,7 +219,7 @@ def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question
 
 
 def add_counts(row: LabelRow, reading: Reading, grades: Sequence[Grade]) -> LabelRow:
-    """Add the generated tokens and the special grades of an answer to the counts of a row."""
+    """Add the generated tokens, and the guarded and unparsable grades, of an answer to the counts of a row."""
     return replace(
         row,
         guarded=row.guarded + sum(grade.guarded for grade in grades),

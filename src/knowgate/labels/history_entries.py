@@ -33,18 +33,21 @@ def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: Known
             right) or 'majority' (more than half of them are right).
     """
     for row in rows:
-        if row.error is not None or row.closed is None:
-            continue
-        known = is_known(row.closed, rule)
-        changes_over_time = is_time_sensitive(row.meta)
-        if known is None or (known and changes_over_time):
-            continue
-        label = KnowledgeLabel.KNOWN if known else KnowledgeLabel.UNKNOWN
-        if changes_over_time:
-            label = KnowledgeLabel.TIME_SENSITIVE
-        source = LabelSource.JUDGE if row.grader.startswith("judge") else LabelSource.GOLD
-        outcome = None if row.benefit is None else OUTCOME_BY_BENEFIT[row.benefit]
-        yield LogEntry(row.question, label, scope, source, outcome)
+        label = _choose_label(row, rule)
+        if label is not None:
+            source = LabelSource.JUDGE if row.grader.startswith("judge") else LabelSource.GOLD
+            outcome = None if row.benefit is None else OUTCOME_BY_BENEFIT[row.benefit]
+            yield LogEntry(row.question, label, scope, source, outcome)
+
+
+def _choose_label(row: LabelRow, rule: KnownRule) -> KnowledgeLabel | None:
+    """Choose the label of a question in the history log. None means: do not log it."""
+    known = None if row.error is not None or row.closed is None else is_known(row.closed, rule)
+    if known is None:
+        return None
+    if is_time_sensitive(row.meta):
+        return None if known else KnowledgeLabel.TIME_SENSITIVE
+    return KnowledgeLabel.KNOWN if known else KnowledgeLabel.UNKNOWN
 
 
 def is_known(answer: GradedAnswer, rule: KnownRule) -> bool | None:

@@ -181,14 +181,16 @@ class Labeler:
         errors: list[KnowgateError] = []
         for question in questions:
             try:
-                batches.append(self._answer([question])())  # `_answer` returns a function that makes the batch
+                finish = self._answer([question])
+                batches.append(finish())
             except DeviceError:
                 raise
             except KnowgateError as error:
                 errors.append(error)
                 batches.append(self.make_failed_batch(question, str(error)))
-        if len(errors) == len(questions) and all(isinstance(error, SYSTEM_ERRORS) for error in errors):
-            raise errors[0]  # the server or the GPU failed, not the questions
+        system_errors = [error for error in errors if isinstance(error, SYSTEM_ERRORS)]
+        if len(system_errors) == len(questions):
+            raise system_errors[0]  # the server or the GPU failed, not the questions
         return join_batches(batches)
 
     def make_failed_batch(self, question: Question, reason: str) -> LabeledBatch:
@@ -207,6 +209,7 @@ class Labeler:
         A second thread searches and grades. The returned function makes the rows.
         """
         start = time.perf_counter()
+        # A reranker may need the LLM, and some tokenizers one thread: they select passages once the LLM has answered.
         can_select_in_thread = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
@@ -214,14 +217,14 @@ class Labeler:
             def select() -> tuple[list[Evidence], list[Prompt]]:
                 return self._select_evidence(questions, search.result())
 
-            selection = thread.submit(select) if can_select_in_thread else None
+            get_evidence = thread.submit(select).result if can_select_in_thread else select
             assessments = self._assess(questions)
             closed_prompts = [self.prompts.closed(question) for question in questions]
             closed = self._read(closed_prompts, self.options.samples, with_states=True)
             empty_rows = [self._make_empty_row(question) for question in questions]
             graded = self._grade_in_thread(thread, lambda: self._add_answers(empty_rows, questions, "closed", closed))
             signals = self._collect_signals(assessments, closed)
-            evidence, open_prompts = selection.result() if selection else select()
+            evidence, open_prompts = get_evidence()
             n_open = self.options.samples if self.options.open_samples is None else self.options.open_samples
             opened = self._read(open_prompts, n_open) if open_prompts else []
 
@@ -239,7 +242,7 @@ class Labeler:
     def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
         """Call `work`, which grades answers, and return its result as a future.
 
-        Judges run here, as an LLM allows one thread.
+        A judge is an LLM and works in this thread only, so it grades before this method returns.
         """
         if self._compares_strings:
             return thread.submit(work)
@@ -352,15 +355,14 @@ class Labeler:
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
         ]
-        with_passages = [number for number, row in enumerate(rows) if row.passages]
+        with_passages = [number for number, row in enumerate(rows) if row.passages]  # numbers of rows
         if not with_passages:
             return rows
         open_rows = [rows[number] for number in with_passages]
         open_questions = [questions[number] for number in with_passages]
         answered_rows = self._add_answers_with_passages(open_rows, open_questions, opened)
-        for number, row in zip(with_passages, answered_rows, strict=True):
-            rows[number] = row
-        return rows
+        answered = dict(zip(with_passages, answered_rows, strict=True))
+        return [answered.get(number, row) for number, row in enumerate(rows)]
 
     def _add_answers_with_passages(
         self, rows: list[LabelRow], questions: Sequence[Question], opened: Sequence[Reading]
@@ -376,9 +378,9 @@ class Labeler:
         return rows
 
     def _add_masked_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
-        """Answer with passages without the gold answers, and add the answers to the rows.
+        """Let the LLM answer with masked passages, and add the answers to the rows.
 
-        The word MASK replaces gold answers.
+        In masked passages, the word MASK replaces the gold answers.
         """
         masked = [mask_passages(row.passages, row.answers) for row in rows]
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]

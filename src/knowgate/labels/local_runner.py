@@ -88,8 +88,9 @@ class PassagePrefetcher:
         results: dict[str, SearchResult] = {}
         for question in questions:
             if question.id in self._searches:
+                search = self._searches.pop(question.id)
                 with contextlib.suppress(KnowgateError):  # the question is searched again below
-                    results[question.id] = self._searches.pop(question.id).result()[question.id]
+                    results[question.id] = search.result()[question.id]
         missing = [question for question in questions if question.id not in results]
         if missing:
             results |= self._search(missing)

@@ -55,9 +55,9 @@ def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Pas
 
 
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
-    """Replace gold answers by MASK, even across texts.
+    """Replace gold answers by MASK. An answer may begin in one text and end in the next.
 
-    Done with and without titles, because prompts may leave titles out.
+    The second search skips titles, because prompts may leave them out.
 
     Args:
         texts: Titles and texts of passages, alternating: title, text, title, text.

@@ -175,10 +175,8 @@ class IterativeAnswerer:
     def _search_again(self, active: Sequence[IterativeAnswer], round_number: int) -> None:
         """Search again with each question and its current answer. A question without new passages is done."""
         options = self.finder.options
-        results = self.finder.search(
-            [build_follow_up_query(state.question.text, state.answer.text) for state in active]
-        )
-        for state, passages in zip(active, results, strict=True):
+        queries = [build_follow_up_query(state.question.text, state.answer.text) for state in active]
+        for state, passages in zip(active, self.finder.search(queries), strict=True):
             state.rounds = round_number
             best = merge_passages(state.passages, passages)[: options.k or DEFAULT_PASSAGES]
             fitting = fit_passages(self.model, self.prompts, state.question, best, options.max_tokens)

@@ -150,16 +150,13 @@ class ClusterNode:
 
 def list_nodes(ray: Any) -> list[ClusterNode]:
     """List the living machines of the connected cluster."""
-    return [
-        ClusterNode(
-            node["NodeID"],
-            node["NodeManagerAddress"],
-            float(node["Resources"].get("CPU", 0.0)),
-            float(node["Resources"].get("GPU", 0.0)),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    nodes = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            cpus = float(node["Resources"].get("CPU", 0.0))
+            gpus = float(node["Resources"].get("GPU", 0.0))
+            nodes.append(ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, gpus))
+    return nodes
 
 
 def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> WorkerResources:
@@ -171,34 +168,34 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
     """
     has_gpus = any(node.gpus >= 1 for node in nodes)
     gpus = resources.gpus if resources.gpus is not None else float(has_gpus)
-    size = resources.workers or _count_default_workers(nodes, gpus)
-    cpus = resources.cpus or _share_cores(nodes, gpus, size)
+    n_workers = resources.workers or _count_default_workers(nodes, gpus)
+    cpus = resources.cpus or _share_cores(nodes, gpus, n_workers)
     capacity = sum(node.count_workers(cpus, gpus) for node in nodes)
-    if size > capacity:
+    if n_workers > capacity:
         total = f"{sum(node.cpus for node in nodes):g} cores and {sum(node.gpus for node in nodes):g} GPUs"
         raise BadSetting(
-            f"{size} workers with {cpus:g} cores and {gpus:g} GPUs each do not fit the Ray cluster, whose "
+            f"{n_workers} workers with {cpus:g} cores and {gpus:g} GPUs each do not fit the Ray cluster, whose "
             f"{len(nodes)} machines have {total}. At most {capacity} such workers fit. Ask for fewer or smaller "
             f"workers: runner='ray:...?workers={max(capacity, 1)}'"
         )
-    return WorkerResources(size, gpus, cpus)
+    return WorkerResources(n_workers, gpus, cpus)
 
 
 def _count_default_workers(nodes: Sequence[ClusterNode], gpus: float) -> int:
-    """Return the default number of workers. It is limited by the GPUs, or one per machine without GPUs."""
+    """Return the default number of workers: as many as the GPUs allow, or one per machine without GPUs."""
     if gpus:
         return max(1, sum(node.count_workers(0, gpus) for node in nodes))
     return max(1, sum(node.cpus >= 1 for node in nodes))
 
 
-def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
-    """Return the most cores per worker with which all `size` workers run at once. With a GPU, one core is enough."""
+def _share_cores(nodes: Sequence[ClusterNode], gpus: float, n_workers: int) -> float:
+    """Return the most cores per worker with which all workers run at once. With a GPU, one core is enough."""
     if gpus:
         return 1.0
     max_cores = int(max((node.cpus for node in nodes), default=1))
     for cpus in range(max_cores, 1, -1):
         capacity = sum(node.count_workers(cpus, 0) for node in nodes)
-        if capacity >= size:
+        if capacity >= n_workers:
             return float(cpus)
     return 1.0
 

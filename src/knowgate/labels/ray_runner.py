@@ -39,7 +39,7 @@ def is_remote_runner(runner: str | Runner | None) -> bool:
     """Return whether a runner is the spec of a Ray cluster, such as 'ray:local'."""
     if not isinstance(runner, str) or runner == LOCAL_RUNNER:
         return False
-    RayCluster.from_spec(runner)
+    RayCluster.from_spec(runner)  # raises BadSetting if there is no such runner
     return True
 
 
@@ -171,31 +171,29 @@ class RayScheduler(Generic[Result]):
     deaths: int = 0
 
     def run(self) -> Iterator[Result]:
-        """Yield results in the order of arrival, and stop all workers at the end.
-
-        Workers move between `busy` and `idle`.
-        """
+        """Yield results in the order of arrival, and stop all workers at the end."""
         try:
             for _ in range(min(self.pool.workers, len(self.waiting))):
                 self._start_worker()
             while self.busy:
-                [reference], _ = self.ray.wait(list(self.busy), num_returns=1)
-                yield from self._receive(self.busy.pop(reference), reference)
+                [call], _ = self.ray.wait(list(self.busy), num_returns=1)  # the first call that ends
+                worker = self.busy.pop(call)
+                yield from self._receive(worker, call)
                 self._send_batches()
         finally:
             worker_actors = [worker.actor for worker in (*self.busy.values(), *self.idle)]
             for actor in [*worker_actors, *self.indexes.values()]:
                 self.ray.kill(actor)
 
-    def _receive(self, worker: WorkerHandle, reference: Any) -> Iterator[Result]:
+    def _receive(self, worker: WorkerHandle, call: Any) -> Iterator[Result]:
         """Handle the end of a call: the worker returned a result, reported an error, or died.
 
-        A GPU error counts as death.
+        A worker whose GPU failed is killed, and counts as dead.
         """
         from ray.exceptions import RayError
 
         try:
-            result: WorkerResult[Any] = self.ray.get(reference)
+            result: WorkerResult[Any] = self.ray.get(call)
         except RayError as error:
             yield from self._handle_death(worker, error)
             return
@@ -215,17 +213,19 @@ class RayScheduler(Generic[Result]):
         return WorkerEnvironment(str(Path.cwd()), has_gpu=bool(self.pool.gpus))
 
     def _start_worker(self) -> None:
-        """Start a worker, and ask for its machine. `busy` maps the call to the worker."""
+        """Start a worker, and ask it for the id of its machine."""
         actor_class = self.ray.remote(RayWorker).options(
             num_cpus=self.pool.cpus, num_gpus=self.pool.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
         worker = WorkerHandle(actor_class.remote(), self.runner.sizes.first)
-        self.busy[worker.actor.get_node.remote()] = worker
+        call = worker.actor.get_node.remote()
+        self.busy[call] = worker
 
     def _create_job(self, worker: WorkerHandle, node: str) -> None:
-        """Tell a worker to load its model. All workers of a machine share one index."""
+        """Tell a worker to create its job, which loads the model. All workers of a machine share one index."""
         index = self._get_index(node) if self.runner.job.index else None
-        self.busy[worker.actor.create_job.remote(self.runner.job, self._environment, index)] = worker
+        call = worker.actor.create_job.remote(self.runner.job, self._environment, index)
+        self.busy[call] = worker
 
     def _get_index(self, node: str) -> Any:
         """Return the index actor of a machine. The first use starts the actor."""
@@ -330,7 +330,8 @@ class RayScheduler(Generic[Result]):
             worker = self.idle.pop()
             worker.batch = self._take_batch(worker.size)
             worker.started = time.perf_counter()
-            self.busy[worker.actor.run.remote(worker.batch.questions)] = worker
+            call = worker.actor.run.remote(worker.batch.questions)
+            self.busy[call] = worker
 
     def _take_batch(self, size: int) -> QuestionBatch:
         """Take the next batch: one to repeat, or up to `size` new questions.

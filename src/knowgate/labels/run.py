@@ -110,7 +110,14 @@ def _drop_failed_rows(folder: RunFolder) -> None:
 
 @dataclass
 class BatchWriter:
-    """Writes finished batches to a run folder, and reports the progress after each."""
+    """Writes finished batches to a run folder, and reports the progress after each.
+
+    Attributes:
+        folder: The run folder.
+        progress: The progress so far.
+        on_progress: Called with the progress after each batch.
+        started: When this session began, in seconds of `time.perf_counter`.
+    """
 
     folder: RunFolder
     progress: LabelProgress

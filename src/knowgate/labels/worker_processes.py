@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import groupby
 from subprocess import DEVNULL, PIPE
 from typing import Any
 
@@ -97,7 +98,8 @@ class WorkerProcesses:
         if not self.is_ready or not items:
             return None
         size = math.ceil(len(items) / len(self._workers))  # items per worker
-        replies = self._request([[task, items[start : start + size]] for start in range(0, len(items), size)])
+        requests = [[task, items[start : start + size]] for start in range(0, len(items), size)]
+        replies = self._request(requests)
         return None if replies is None else [result for reply in replies for result in reply]
 
     def _request(self, requests: Sequence[Any]) -> list[Any] | None:
@@ -120,21 +122,24 @@ class WorkerProcesses:
                 raise
 
     def _start(self) -> None:
-        """Start all workers, and wait for the index to open."""
+        """Start all workers, and wait until they have opened the index."""
         finder, retriever = self._finder, self._finder.retriever
         assert isinstance(retriever, Bm25Retriever)
-        first_request = [
-            str(retriever.folder),
-            retriever.fingerprint,
-            finder.options.candidates if finder.reranker else finder.options.k,
-        ]
-        # Workers import from the same folders as this process. In a session of their own, Ctrl-C does not reach them.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        options: dict[str, Any] = {"env": environment, "start_new_session": True, "text": True, "stderr": DEVNULL}
         with self._lock, contextlib.suppress(OSError):  # without a Python to start, there are no workers
             while len(self._workers) < self.count:
-                self._workers.append(subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options))  # nosec B603
-        self.is_ready = bool(self._request([first_request] * len(self._workers))) and self.count > 0
+                self._workers.append(_start_process())
+        k = finder.options.candidates if finder.reranker else finder.options.k
+        first_request = [str(retriever.folder), retriever.fingerprint, k]
+        replies = self._request([first_request] * len(self._workers))
+        self.is_ready = bool(replies) and self.count > 0  # `close` sets the count to 0
+
+
+def _start_process() -> subprocess.Popen[str]:
+    """Start a worker process. Ctrl-C does not reach its session."""
+    # Workers import from the same folders as this process.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    options: dict[str, Any] = {"env": environment, "start_new_session": True, "text": True, "stderr": DEVNULL}
+    return subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options)  # nosec B603
 
 
 @dataclass(frozen=True)
@@ -149,13 +154,12 @@ class WorkerGrader(StringGrader):
         Neighboring answers to one question are sent together.
         """
         items: list[list[Any]] = []
-        previous: Question | None = None
-        for answer, question in zip(answers, questions, strict=True):
-            if question is not previous:  # begin a new item, whose last entry is the list of answers
-                letter = str(question.meta.get("gold_letter") or "")
-                items.append([self.name, question.text, question.answers, question.choices, letter, []])
-                previous = question
-            items[-1][-1].append(answer)
+        for _, neighbors in groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1])):
+            pairs = list(neighbors)
+            texts = [answer for answer, _ in pairs]
+            question = pairs[0][1]
+            letter = str(question.meta.get("gold_letter") or "")
+            items.append([self.name, question.text, question.answers, question.choices, letter, texts])
         grades = self.workers.run("grade", items)
         if grades is None:
             return super().grade(answers, questions)
@@ -176,7 +180,8 @@ def main() -> None:
     _write_line(sys.stdout, "ready")
     for line in sys.stdin:
         task, items = json.loads(line)
-        _write_line(sys.stdout, _search(finder, items) if task == "search" else [_grade(*item) for item in items])
+        reply = _search(finder, items) if task == "search" else [_grade(*item) for item in items]
+        _write_line(sys.stdout, reply)
 
 
 def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:

@@ -44,7 +44,13 @@ class PassageSource:
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """Label runs with the same passage selection, and the gates' scores on them."""
+    """Label runs with the same passage selection, and the gates' scores on them.
+
+    Attributes:
+        source: How the passages were selected.
+        table: The rows of the label runs.
+        gates: Scores of each gate, by its name.
+    """
 
     source: PassageSource
     table: LabelTable
@@ -56,7 +62,7 @@ def build_beta_tables(
 ) -> list[TextTable]:
     """Build one table per gate with accuracy and retrieval rate at each beta.
 
-    Above the confidence beta, the LLM answers without retrieval.
+    If its confidence is above beta, the LLM answers without retrieval.
 
     Args:
         runs: Label runs. Runs whose passages were selected the same way are joined.
@@ -115,21 +121,20 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
 
 
 def _build_beta_table(gate: str, parts: Sequence[ScoredTable]) -> TextTable:
-    """Build the table of one gate, with a column per number of passages.
+    """Build the table of one gate, with a row per ranker and beta, and a column per number of passages.
 
-    Example of a cell: '61.7 % (92.9 %)'.
+    A cell shows accuracy and retrieval rate: '61.7 % (92.9 %)'.
     """
     tables: dict[str, LabelTable] = {}  # column -> label runs of any ranker, fewest passages first
     for part in sorted(parts, key=lambda part: part.source.n_shown):
         tables.setdefault(part.source.column, part.table)
-    by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}  # (ranker, fingerprint) -> column -> its label runs
-    for part in parts:
-        ranker_parts = by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})
-        ranker_parts[part.source.column] = part
     # Answers without passages are the same for all rankers, so one row shows never retrieving.
     never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables.values()]
     rows = [(MISSING_VALUE, "never retrieve", *never)]
-    for (ranker, _), by_column in by_ranker.items():
+    rankers = dict.fromkeys((part.source.ranker, part.source.fingerprint) for part in parts)
+    for ranker, fingerprint in rankers:
+        own_parts = [part for part in parts if (part.source.ranker, part.source.fingerprint) == (ranker, fingerprint)]
+        by_column = {part.source.column: part for part in own_parts}
         for beta in (None, *BETAS):  # None: always retrieve
             label = "always retrieve" if beta is None else f"{beta:g}"
             cells = [_make_cell(by_column.get(column), gate, beta) for column in tables]

@@ -39,7 +39,7 @@ DIRECT_GATE = "prompt"  # gate that asks the LLM directly, without history
 
 @dataclass(frozen=True)
 class DhiclVariants:
-    """The variants of the DH-ICL gate in the tables of the paper.
+    """The variants of the DH-ICL gate (demonstrations from the history) in the tables of the paper.
 
     The gate shows the LLM similar earlier questions and asks whether it knows the new one.
 
@@ -64,9 +64,9 @@ class DhiclVariants:
         return DhiclGate(self.history, k=self.k, embedder=self.embedder)
 
     def list_tables(self) -> dict[str, dict[str, Gate]]:
-        """Return the gates of each table, by title and gate name.
+        """Return the gates of each table, by title of the table and name of the gate.
 
-        The first table is left out, because it compares no variants.
+        Table 1 of the paper is left out, because it compares no variants.
         """
         gate = self.standard
         ablations = [
@@ -167,7 +167,7 @@ def _build_cut_table(
 ) -> TextTable:
     """Build a table of a gate at two cuts: 0.5 and the learned one.
 
-    Retrieve if the need is above it.
+    The gate retrieves if the need is above the cut.
 
     Args:
         learned: The learned cut.

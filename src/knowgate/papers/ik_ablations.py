@@ -171,7 +171,7 @@ def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: i
 def compute_needed(examples: Examples, grader: str, judge: Model | None) -> BoolArray:
     """Return for each question whether the answer without passages is wrong.
 
-    Stored verdicts of the grader are used, or it grades now.
+    If the grader has graded the label runs, its stored verdicts are used. Otherwise it grades the answers now.
 
     Raises:
         UnknownName: The grader is unknown, or it is 'judge' and no LLM is given.

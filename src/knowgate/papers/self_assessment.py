@@ -61,9 +61,9 @@ class SelfAssessmentSets:
 
 
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
-    """Build KB-SAT from label rows, a test whether an LLM can tell what it knows.
+    """Build KB-SAT from label rows: a test of whether an LLM can tell which questions it can answer.
 
-    Half of the questions are known.
+    It can answer half of the questions.
 
     Raises:
         BadInput: No closed-book answer is correct, or none is wrong.
@@ -90,7 +90,7 @@ def _prepend_rare_words(known: Sequence[LabelRow], rng: random.Random) -> list[d
     records = []
     for row in known:
         word = rng.choice(RARE_WORDS_ZH if row.lang == "zh" else RARE_WORDS)
-        records.append(_make_record(row, word + SEPARATOR + row.question, True, "rare"))
+        records.append(_make_record(row, word + SEPARATOR + row.question, known=True, kind="rare"))
     return records
 
 
@@ -114,10 +114,11 @@ def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: rand
         others = sorted(entities.get(row.lang, set()) - set(own_entities))  # sorted, so that the seed alone decides
         kinds = {_get_kind(entity) for entity in others}
         replaceable = [entity for entity in own_entities if _get_kind(entity) in kinds]
-        if replaceable:
-            replaced = rng.choice(replaceable)
-            new = rng.choice([entity for entity in others if _get_kind(entity) == _get_kind(replaced)])
-            records.append(_make_record(row, row.question.replace(replaced, new, 1), False, "swapped"))
+        if replaceable:  # another question has an entity of the same kind
+            old = rng.choice(replaceable)
+            new = rng.choice([entity for entity in others if _get_kind(entity) == _get_kind(old)])
+            text = row.question.replace(old, new, 1)
+            records.append(_make_record(row, text, known=False, kind="swapped"))
     return records
 
 
@@ -238,7 +239,7 @@ class SelfAssessor:
     def assess_gate(self, spec: str) -> SelfAssessment:
         """Measure how well a gate tells known from unknown questions.
 
-        Without retrieval, a question counts as judged known.
+        A question for which the gate does not retrieve counts as judged known.
         """
         gate = bind_gate(load_gate(spec, plug_in=self.plug_in), self.model, self.prompts)
         return self._evaluate(get_gate_name(spec), "-", self._score(gate), gate.threshold)
@@ -280,12 +281,11 @@ class SelfAssessor:
         """Return for each question whether the LLM says that it knows the answer; None if unreadable."""
         template = load_packaged_templates("self")
         languages = [detect_question_language(question) for question in self.questions]
-        prompts = []
-        for language, question in zip(languages, self.questions, strict=True):
-            prompts.append(Prompt(template.fill("free", language, query=question.text)))
-        judge_prompts = []
-        for language, samples in zip(languages, self.model.generate(prompts, max_tokens=FREE_TOKENS), strict=True):
-            judge_prompts.append(Prompt(template.fill("verdict", language, statement=samples[0].text)))
+        asked = zip(languages, self.questions, strict=True)
+        prompts = [Prompt(template.fill("free", language, query=question.text)) for language, question in asked]
+        statements = [samples[0].text for samples in self.model.generate(prompts, max_tokens=FREE_TOKENS)]
+        stated = zip(languages, statements, strict=True)
+        judge_prompts = [Prompt(template.fill("verdict", language, statement=text)) for language, text in stated]
         replies = judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)
         return [parse_verdict(samples[0].text) for samples in replies]
 

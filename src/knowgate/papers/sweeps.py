@@ -52,7 +52,7 @@ def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
 def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = BETAS) -> TextTable:
     """Tabulate how good a gate's decisions are at each beta (CBDR paper).
 
-    Above the confidence beta, the LLM answers without retrieval.
+    If its confidence is above beta, the LLM answers without retrieval.
     """
     decisions = {f"{beta:g}": select_unsure_questions(gate, beta) for beta in betas}
     confidence = "1 - need" if gate.raw is None else "the raw confidence"
@@ -79,9 +79,9 @@ def _build_decision_table(
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
-    """Select the questions to retrieve for, with a confidence of at most beta.
+    """Select the questions to retrieve for: those with a confidence of at most beta.
 
-    The score is uncalibrated in the CBDR paper.
+    As in the CBDR paper, the uncalibrated confidence is used, if there is one.
 
     Returns:
         For each question, whether to retrieve.
@@ -134,10 +134,10 @@ def measure_majority_decisions(table: LabelTable) -> dict[str, str]:
 
 
 def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
-    """Tabulate the stored gates with a certain prefix of their name.
+    """Tabulate the gates whose decisions are stored in the label runs and whose name starts with `prefix`.
 
     Raises:
-        BadInput: No stored gate has such a name.
+        BadInput: There is no such gate.
     """
     names = [name for name in table.recorded_needs if name.startswith(prefix)]
     if not names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -35,15 +36,17 @@ def fit_adaptive(
     texts = [question.text for question in examples.questions]
     vectors = check_vectors(encoder.embed(texts), len(texts))
     tensors = _train_classifier(vectors, classes, examples)
-
-    def score_rows(indices: Sequence[int]) -> FloatArray:
-        p_no_round = predict_complexity(tensors, vectors[list(indices)])[:, 0]  # the first of COMPLEXITY_CLASSES
-        return np.asarray(1 - p_no_round)
-
+    score_rows = partial(_score_rows, tensors, vectors)
     options = {"embedder": getattr(encoder, "spec", "minilm"), "embedder_fingerprint": encoder.fingerprint}
     notes = _describe_strategies(examples.rows, strategies)
     notes += _measure_accuracy(tensors, vectors, classes, examples)
     return FitResult("adaptive", options, frozenset(), SignalRequest(), tensors, score_rows, notes)
+
+
+def _score_rows(tensors: Tensors, vectors: Vector, indices: Sequence[int]) -> FloatArray:
+    """Return the probability that each of these questions needs at least one round of retrieval."""
+    p_no_round = predict_complexity(tensors, vectors[list(indices)])[:, 0]  # the first of COMPLEXITY_CLASSES
+    return np.asarray(1 - p_no_round)
 
 
 def _describe_strategies(rows: Sequence[LabelRow], strategies: Sequence[str | None]) -> list[str]:
@@ -60,12 +63,11 @@ def _describe_strategies(rows: Sequence[LabelRow], strategies: Sequence[str | No
 
 
 def label_cheapest_strategy(row: LabelRow) -> str | None:
-    """Return the cheapest strategy that answered a question right.
+    """Return the cheapest strategy that answered a question right: 'no', 'one' or 'multi' rounds of retrieval.
 
     Returns:
-        'no' (without retrieval), 'one' (one round of retrieval) or 'multi' (several rounds). None if all three failed; such
-        questions are left out, while the paper labels them by their data set. If several rounds were not tried, a
-        question that one round does not answer counts as 'multi'.
+        The strategy. None if all three failed; such questions are left out, while the paper labels them by their data set.
+        If several rounds were not tried, a question that one round does not answer counts as 'multi'.
     """
     if row.closed and row.closed.correct:
         return "no"
@@ -107,9 +109,9 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
 
 
 def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tensors:
-    """Fit a logistic regression with scikit-learn's C, and return its tensors.
+    """Fit a logistic regression, and return its tensors.
 
-    `seen` is 0 for classes without training questions.
+    `c` is scikit-learn's C, the inverse of regularization. `seen` is 0 for classes without training questions.
     """
     fitted = fit_logistic(vectors, classes, C=c, max_iter=2000)
     n_classes = len(COMPLEXITY_CLASSES)

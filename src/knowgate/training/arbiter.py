@@ -36,29 +36,29 @@ from knowgate.types import Vector
 def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     """Fit an arbiter (it picks one of two answers) on cheap features.
 
-    A logistic regression per answer predicts if it is right.
+    Two logistic regressions predict how probably the answers without and with passages are right.
     """
     names = arbiter_features.list_answer_features(pairs.answers)
     features = arbiter_features.build_answer_matrix(names, pairs.answers)
     check_finite(features)
     tensors = _fit_sides(features, pairs)
-
-    def predict_right(indices: Sequence[int]) -> FloatArray:
-        """Predict how probably the closed-book (column 0) and open-book answers are right."""
-        rows = features[list(indices)]
-        columns = [apply_network(tensors, rows, f"{side}.") for side in arbiter_features.ANSWER_SIDES]
-        return np.stack(columns, axis=1)
-
     return ArbiterResult(
         "features",
-        {"features": names},
-        arbiter_features.get_required_signals(names),
+        options={"features": names},
+        needs=arbiter_features.get_required_signals(names),
         wants_passages=bool(arbiter_features.PASSAGE_FEATURES & set(names)),
+        raw=functools.partial(_predict_right, tensors, features),
         tensors=tensors,
-        raw=predict_right,
         is_calibrated=True,  # a logistic regression of about ten features on hundreds of rows is well calibrated
         notes=[f"uses {', '.join(names)}"],
     )
+
+
+def _predict_right(tensors: Tensors, features: Vector, indices: Sequence[int]) -> FloatArray:
+    """Predict how probably the closed-book (column 0) and open-book answers are right."""
+    rows = features[list(indices)]
+    columns = [apply_network(tensors, rows, f"{side}.") for side in arbiter_features.ANSWER_SIDES]
+    return np.stack(columns, axis=1)
 
 
 def _fit_sides(features: Vector, pairs: AnswerPairs) -> Tensors:
@@ -130,17 +130,16 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
     """
     split = pairs.split
     rows = np.sort(np.concatenate([split.train, split.dev, split.calibration]))
-    folds = assign_folds([pairs.answers[row].question.text for row in rows.tolist()], AUTO_FOLDS, seed)
-    # For which pairs the rules, or the trained arbiter, choose the closed-book answer.
-    rules_take_closed = take_closed(fitted_arbiter.estimate_by_rules(pairs.answers))
-    trained_takes_closed = np.zeros(len(pairs.answers), dtype=bool)
+    texts = [pairs.answers[row].question.text for row in rows.tolist()]
+    folds = assign_folds(texts, AUTO_FOLDS, seed)
+    rules_beliefs = fitted_arbiter.estimate_by_rules(pairs.answers)
+    trained_beliefs = np.zeros_like(rules_beliefs)
     for fold in range(AUTO_FOLDS):
         fold_rows = rows[folds == fold]
         fold_pairs = replace(pairs, split=_hold_out(split, fold_rows))
-        result = fit(fold_pairs, fold)
-        trained_takes_closed[fold_rows] = take_closed(result.raw(fold_rows.tolist()))
-    rules_right = _choose_right(pairs, rules_take_closed)
-    trained_right = _choose_right(pairs, trained_takes_closed)
+        trained_beliefs[fold_rows] = fit(fold_pairs, fold).raw(fold_rows.tolist())
+    rules_right = _choose_right(pairs, take_closed(rules_beliefs))
+    trained_right = _choose_right(pairs, take_closed(trained_beliefs))
     return ArbiterComparison(mode, rules_right[rows], trained_right[rows])
 
 
@@ -163,7 +162,7 @@ def take_closed(beliefs: FloatArray) -> BoolArray:
 def _choose_right(pairs: AnswerPairs, takes_closed: BoolArray) -> BoolArray:
     """Return for which questions the chosen answer is right.
 
-    If both answers are the same, the open-book one counts as chosen.
+    `takes_closed` marks the closed-book choices. If both answers are the same, the open-book one counts as chosen.
     """
     return np.where(takes_closed & pairs.differ, pairs.closed_right, pairs.open_right)
 
@@ -286,11 +285,10 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
     """Calibrate a trained arbiter, measure it on the test split, and write its folder."""
     calibrations = _fit_calibrations(result, pairs)
-    predictions = result.raw(pairs.split.test.tolist())
-    columns = []
-    for column, side in enumerate(arbiter_features.ANSWER_SIDES):
-        columns.append(apply_calibration(predictions[:, column], calibrations[side]))
-    metrics = _measure(np.stack(columns, axis=1), pairs)
+    predictions = result.raw(pairs.split.test.tolist()).T  # one row per side
+    sides = zip(predictions, arbiter_features.ANSWER_SIDES, strict=True)
+    beliefs = [apply_calibration(values, calibrations[side]) for values, side in sides]
+    metrics = _measure(np.stack(beliefs, axis=1), pairs)
     manifest = {
         **_build_manifest(result, pairs),
         "calibration": calibrations,

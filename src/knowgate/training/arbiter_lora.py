@@ -57,20 +57,22 @@ def fit_lora_arbiter(
     The judge predicts whether each answer is right.
     """
     _check_passages(pairs, options.passages)
-    spec = JudgeSpec(options.base or str(pairs.table.settings["model"]), ARBITER_LABELS, ARBITER_TEMPLATES)
+    base = options.base or str(pairs.table.settings["model"])
+    spec = JudgeSpec(base, ARBITER_LABELS, ARBITER_TEMPLATES)
     texts = [pair.question.text for pair in pairs.answers]
-    members = plan_ensemble(pairs.split, _make_training(options, seed), options.seeds, options.folds, texts)
+    training = _make_training(options, seed)
+    members = plan_ensemble(pairs.split, training, options.seeds, options.folds, texts)
     encoder = PairEncoder(pairs, options.tokens, options.passages)
     fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
     return ArbiterResult(
         "lora",
-        {"tokens": options.tokens, "passages": options.passages, **fitted.options},
-        frozenset(),
+        options={"tokens": options.tokens, "passages": options.passages, **fitted.options},
+        needs=frozenset(),
         wants_passages=options.passages > 0,
         raw=partial(_predict_right, fitted, encoder),
         notes=fitted.notes,
         files=fitted.files,
-        uses_test_split=fitted.seen == frozenset(range(len(pairs.answers))),
+        uses_test_split=len(fitted.seen) == len(pairs.answers),
     )
 
 
@@ -126,6 +128,6 @@ class PairEncoder:
         grades = (self.pairs.closed_right, self.pairs.open_right)  # of each side
         for side, is_right in zip(ARBITER_SIDES, grades, strict=True):
             prompts = self.encode(judge, indices, side)
-            for index, prompt in zip(indices, prompts, strict=True):
-                made.append(TrainingExample(prompt, (float(is_right[index]),)))
+            targets = [(float(is_right[index]),) for index in indices]
+            made += list(map(TrainingExample, prompts, targets))
         return made

@@ -51,10 +51,8 @@ class LabeledFeatures(NamedTuple):
 
 def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledFeatures, LabeledFeatures]:
     """Return the training data and the dev data (for tuning), with classes."""
-    train, dev = examples.split.train, examples.split.dev
-    train_data = LabeledFeatures(features[train], examples.needed[train])
-    dev_data = LabeledFeatures(features[dev], examples.needed[dev])
-    return train_data, dev_data
+    train, dev, needed = examples.split.train, examples.split.dev, examples.needed
+    return LabeledFeatures(features[train], needed[train]), LabeledFeatures(features[dev], needed[dev])
 
 
 class LinearFit(NamedTuple):
@@ -242,11 +240,10 @@ def _train_member(
             if stop.is_set():
                 return best
         score = _score_epoch(network.compute_margins(dev_inputs), dev.needed, by_accuracy=by_accuracy)
-        if score is None:  # The epochs cannot be compared, so the last one counts.
+        # Without a score, epochs cannot be compared, so the last one counts.
+        if score is None or score > best_score or (by_accuracy and score == best_score):
             best = network.copy_weights()
-        elif score > best_score or (by_accuracy and score == best_score):
-            best = network.copy_weights()
-            best_score = score
+            best_score = best_score if score is None else score
             epochs_without_gain = 0
         else:
             epochs_without_gain += 1
@@ -261,7 +258,7 @@ def _count_batches(train: LabeledFeatures) -> int:
 
 
 def _iterate_updates(network: _Network, train: LabeledFeatures) -> Iterator[None]:
-    """Train a network forever, one update for each item."""
+    """Train a network forever. Each item of the iterator stands for one update of the weights."""
     import torch
 
     # On large data, epochs are cut to MAX_UPDATES updates, with a higher learning rate.

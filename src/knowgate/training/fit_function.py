@@ -138,7 +138,8 @@ def read_fit_options(function: FitFunction) -> type[Options]:
         if parameter.kind is parameter.KEYWORD_ONLY and text is not None:
             if parameter.default is parameter.empty:
                 raise BadSetting(f"the option '{name}' of {function.__qualname__} has no default value. Give it one.")
-            fields[name] = (typing.get_args(hints[name])[0], option(parameter.default, text))
+            value_type = typing.get_args(hints[name])[0]  # of Annotated[value_type, text]
+            fields[name] = (value_type, option(parameter.default, text))
     return create_model("FitKeywords", __base__=KeywordOptions, **fields)
 
 

@@ -110,7 +110,7 @@ def _score_test_questions(result: FitResult, examples: Examples, calibration: Ma
 
 
 def _measure_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
-    """Measure the answers to the test questions, as fields of the manifest."""
+    """Return the fields of the manifest about the test questions: right answers, base rate, and results by run."""
     needed = examples.needed[examples.split.test]
     return {
         **_count_test_answers(examples, needs, threshold),
@@ -172,9 +172,9 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
     for name, run in zip(names, runs, strict=True):
         is_of_run = np.isin(test, run.numbers)
         needed = examples.needed[test][is_of_run]
-        auroc = asdict(estimate_auroc(needed, needs[is_of_run]))
         base_rate = float(needed.mean()) if len(needed) else None
-        measured[name] = {"n": len(needed), "base_rate": base_rate, "auroc": auroc}
+        auroc = estimate_auroc(needed, needs[is_of_run])
+        measured[name] = {"n": len(needed), "base_rate": base_rate, "auroc": asdict(auroc)}
     return {"sets": measured}
 
 
@@ -277,7 +277,7 @@ def _list_held_out_rows(examples: Examples) -> NDArray[np.int64]:
 def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
     """Return how much accuracy a threshold may lose compared with always retrieving.
 
-    `loss_bound` limits the upper confidence bound of the loss.
+    `max_loss` limits the measured loss, `loss_bound` its upper confidence bound.
     """
     default = threshold_choice.SafetyLimits()
     if max_loss is None:
@@ -333,9 +333,7 @@ def format_points(share: float) -> str:
 
 
 def describe_weakness(manifest: Mapping[str, Any]) -> str:
-    """Warn if a gate is worse than a trivial rule on held-out questions.
-
-    Example of a trivial rule: always retrieve.
+    """Warn if a gate is worse on held-out questions than a trivial rule, such as always retrieving.
 
     Returns:
         The warning in one or two sentences; '' if the gate is not worse.
@@ -354,16 +352,17 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
 
 
 def _compare_with_constant_policies(counts: Mapping[str, int] | None) -> str:
-    """Warn if a gate gives fewer right answers than never or always retrieving.
+    """Warn if a gate gives fewer right answers than never retrieving, or clearly fewer than always retrieving.
 
-    `counts` is the field `test_counts` of the manifest, or None.
+    `counts` is the field `test_counts` of the manifest, or None. Without a reason to warn, '' is returned.
     """
     if not counts:
         return ""
     lost = counts["right_always"] - counts["right"]
+    max_lost = counts["n"] * threshold_choice.SafetyLimits().loss_bound
     if counts["right"] < counts["right_never"] and counts["retrieved"]:
         policy, n_right = "never", counts["right_never"]
-    elif lost > counts["n"] * threshold_choice.SafetyLimits().loss_bound:
+    elif lost > max_lost:
         policy, n_right = "always", counts["right_always"]
     else:
         return ""

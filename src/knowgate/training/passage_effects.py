@@ -77,17 +77,19 @@ class ConfidenceSource:
         """Measure the probe's confidence without passages and with each passage alone."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         readings = self.model.read(prompts, SignalRequest(layers=self.gate.request.layers, resumable=False))
-        probed = [
-            Question(prompt.text) for prompt in prompts
-        ]  # the probe reads only the hidden states, not these texts
-        confidences = 1 - self.gate.raw(probed, readings)
-        not_graded = [None] * len(prompts)
-        return _group_by_question(confidences.tolist(), not_graded, passages)
+        # The probe reads the hidden states alone, so any question will do.
+        confidences = 1 - self.gate.raw([Question(prompt.text) for prompt in prompts], readings)
+        return _group_by_question(confidences.tolist(), passages)
 
 
 @dataclass(frozen=True)
 class LikelihoodSource:
-    """Measures how much a passage raises the log-probability of the gold answer (REPLUG)."""
+    """Measures how much a passage raises the log-probability of the gold answer (as in the paper REPLUG).
+
+    Attributes:
+        model: The LLM, which must be able to score a given answer.
+        prompts: Prompts with which the LLM answers.
+    """
 
     model: Model
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
@@ -100,15 +102,22 @@ class LikelihoodSource:
                 f"source='likelihood' needs a model that can score a given answer, which {self.model.name} cannot. Use "
                 "an hf, gguf or smollm model."
             )
-        answers = [_get_first_gold(question) for question in questions]
         prompts = build_passage_prompts(self.prompts, questions, passages)
-        values = self.model.answer_logprobs(prompts, _repeat_for_prompts(answers, passages))
-        return _group_by_question(values, [None] * len(values), passages)
+        golds = [_get_first_gold(question) for question in questions]
+        golds_of_prompts = _repeat_for_prompts(golds, passages)
+        logprobs = self.model.answer_logprobs(prompts, golds_of_prompts)
+        return _group_by_question(logprobs, passages)
 
 
 @dataclass(frozen=True)
 class BenefitSource:
-    """Measures whether a passage makes a wrong answer right (+1) or the reverse (-1)."""
+    """Measures whether a passage makes a wrong answer right (+1) or the reverse (-1).
+
+    Attributes:
+        model: The LLM that answers.
+        grader: Decides whether an answer is right.
+        prompts: Prompts with which the LLM answers.
+    """
 
     model: Model
     grader: Grader
@@ -122,9 +131,10 @@ class BenefitSource:
         answers = [row[0].text for row in completions]
         graded = self.grader.grade(answers, _repeat_for_prompts(questions, passages))
         grades = [grade.correct for grade in graded]
-        if any(correct is None for correct in grades):
+        if None in grades:
             raise BadInput("an answer cannot be graded. source='benefit' needs a gold answer for every question.")
-        return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
+        values = [float(bool(correct)) for correct in grades]  # 1 for right, 0 for wrong
+        return _group_by_question(values, passages, grades)
 
 
 # Measures how each passage, shown alone, changes the LLM's answer or confidence.
@@ -156,16 +166,17 @@ def _repeat_for_prompts(items: Sequence[Item], passages: Sequence[Sequence[Passa
 
 
 def _group_by_question(
-    values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
+    values: Sequence[float], passages: Sequence[Sequence[Passage]], grades: Sequence[bool | None] | None = None
 ) -> list[PassageEffects]:
-    """Group what was measured with the prompts of `build_passage_prompts` by question.
+    """Group the values of all prompts by question.
 
     Args:
         values: How well the LLM can answer each prompt. All prompts without passages come first, one per question. The
             prompts with one passage follow, question by question.
-        correct: The grade of the answer to each prompt.
         passages: The passages of each question.
+        grades: The grade of the answer to each prompt. Default: not graded.
     """
+    correct = grades or [None] * len(values)
     effects: list[PassageEffects] = []
     n_questions = len(passages)
     start = n_questions  # position of the question's first prompt with a passage
@@ -264,14 +275,9 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
-        """Measure how much each distinct candidate passage helps."""
+        """Make the row of each question: how much its distinct candidate passages help."""
         distinct = [deduplicate_passages(passages) for passages in candidates]
-        shown = distinct
-        try:
-            effects = self.source.measure(questions, shown)
-        except BadInput:  # Usually a passage is too long. Checking all of them first is slow.
-            shown = [self._fit(question, passages) for question, passages in zip(questions, distinct, strict=True)]
-            effects = self.source.measure(questions, shown)
+        shown, effects = self._measure(questions, distinct)
         rows = []
         for i, split in enumerate(self._get_splits(questions)):
             row = self._make_row(questions[i], split, shown[i], effects[i])
@@ -279,6 +285,16 @@ class PreferenceLabeler:
             n_changed = _count_changed(distinct[i], shown[i])
             rows.append(replace(row, duplicates=n_duplicates, cut=n_changed))
         return rows
+
+    def _measure(
+        self, questions: Sequence[Question], passages: list[list[Passage]]
+    ) -> tuple[list[list[Passage]], list[PassageEffects]]:
+        """Measure the effects of passages, and return the passages that were shown with their effects."""
+        try:
+            return passages, self.source.measure(questions, passages)
+        except BadInput:  # Usually a passage is too long. Checking all of them first is slow.
+            fitting = [self._fit(question, pool) for question, pool in zip(questions, passages, strict=True)]
+            return fitting, self.source.measure(questions, fitting)
 
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
         """Shorten or drop passages that exceed the LLM's context window."""
@@ -294,11 +310,9 @@ class PreferenceLabeler:
 
         The shift of a passage says how much the LLM's answer improves with it.
         """
-        candidates = tuple(
-            CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, correct)
-            for passage, value, correct in zip(passages, effects.values, effects.correct, strict=True)
-        )
-        selection = select_passages([candidate.shift for candidate in candidates], effects.correct, self.top)
+        shifts = [value - effects.base for value in effects.values]
+        candidates = tuple(map(_make_candidate, passages, shifts, effects.correct))
+        selection = select_passages(shifts, effects.correct, self.top)
         return Preference(
             id=question.id,
             question=question.text,
@@ -312,6 +326,11 @@ class PreferenceLabeler:
             positives=selection.positives,
             negatives=selection.negatives,
         )
+
+
+def _make_candidate(passage: Passage, shift: float, correct: bool | None) -> CandidatePassage:
+    """Make a candidate from a passage and its effect."""
+    return CandidatePassage(passage.id, passage.text, passage.title, passage.score, shift, correct)
 
 
 def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:

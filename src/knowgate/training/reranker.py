@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,7 +139,7 @@ def fit_reranker(
 def split_dev_rows(
     train: Sequence[Preference], dev: Sequence[Preference], training: RerankerTrainingOptions
 ) -> tuple[list[Preference], list[Preference]]:
-    """Return the train rows, and the dev rows to choose the best weights.
+    """Return the rows to train on, and the dev rows, which choose the best weights.
 
     Args:
         train: Rows of the train split, each a question with its passages.
@@ -169,7 +170,7 @@ def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[R
 
 
 def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
-    """Make a selector of the weights with the best P@1.
+    """Make a selector of the weights with the best P@1 on the dev rows.
 
     P@1 is the share of questions with a helpful passage on top.
     """
@@ -182,7 +183,14 @@ def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool)
 
 @dataclass(frozen=True)
 class RelevanceReranker:
-    """A cross-encoder trained on relevance only. It can be aligned to any LLM."""
+    """A cross-encoder trained on relevance only. It can be aligned to any LLM.
+
+    Attributes:
+        model: The trained cross-encoder.
+        spec: Spec of the model that training started from.
+        training: Hyperparameters.
+        log: Losses and duration of the training.
+    """
 
     model: Any = field(repr=False)
     spec: str
@@ -246,13 +254,8 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
         questions: Questions with gold answers; their contexts are candidates.
         retriever: Finds further candidates.
     """
-    pools = [list(question.contexts) for question in questions]  # candidate passages of each question
-    if retriever is not None:
-        results = retriever.search([question.text for question in questions], RELEVANCE_CANDIDATES)
-        for pool, passages in zip(pools, results, strict=True):
-            pool += passages
-    pools = [deduplicate_passages(pool) for pool in pools]
-    every_passage = [passage for pool in pools for passage in pool]
+    pools = _collect_pools(questions, retriever)
+    every_passage = list(itertools.chain(*pools))
     rng = np.random.default_rng(0)
     groups: list[RankingGroup] = []
     for question, pool in zip(questions, pools, strict=True):
@@ -265,10 +268,22 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
     return groups
 
 
+def _collect_pools(questions: Sequence[Question], retriever: Retriever | None) -> list[list[Passage]]:
+    """Collect the distinct candidate passages of each question, from its contexts and the retriever."""
+    pools = [list(question.contexts) for question in questions]
+    if retriever is not None:
+        results = retriever.search([question.text for question in questions], RELEVANCE_CANDIDATES)
+        pools = [pool + found for pool, found in zip(pools, results, strict=True)]
+    return [deduplicate_passages(pool) for pool in pools]
+
+
 def _choose_negatives(
     pool: Sequence[Passage], every_passage: Sequence[Passage], answers: Sequence[str], rng: np.random.Generator
 ) -> list[Passage]:
-    """Choose passages without an answer, if possible from the question's own pool."""
+    """Choose passages without an answer, if possible from the question's own pool.
+
+    Missing ones are drawn at random from the pools of all questions.
+    """
     negatives = [passage for passage in pool if not contains_answer(passage, answers)][:MAX_NEGATIVES]
     n_missing = MAX_NEGATIVES - len(negatives)
     if n_missing > 0:
@@ -352,8 +367,8 @@ def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
         check_reranker_files(path)
     try:
         with _silence_transformers():
-            safe = {"use_safetensors": True}
-            model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=safe, **options)
+            only_safetensors = {"use_safetensors": True}  # other formats can run code
+            model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=only_safetensors, **options)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(
             f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."

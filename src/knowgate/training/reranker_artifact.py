@@ -96,7 +96,9 @@ def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any]
     """Build the manifest of a reranker, with its training and metrics."""
     logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
     selection = fitted.alignment.selection
-    metrics = measure_ranking_gains(fitted)
+    metrics = {}
+    for part, means in measure_ranking_gains(fitted).items():
+        metrics[part] = {name: asdict(mean) for name, mean in means.items()}
     return {
         "version": cross_encoder.RERANKER_VERSION,
         "base": fitted.spec,
@@ -110,7 +112,7 @@ def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any]
         "losses": {stage: _summarize_losses(log) for stage, log in logs.items() if log},
         "selection": asdict(selection) if selection else None,
         "tested": len(fitted.tested),
-        "metrics": {part: {name: asdict(each) for name, each in means.items()} for part, means in metrics.items()},
+        "metrics": metrics,
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 

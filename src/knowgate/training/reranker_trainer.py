@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return the InfoNCE loss of each positive passage (CBDR, equations 4 and 5).
 
-    All positives share the same negatives.
+    The loss compares a positive with all negatives, and not with other positives.
 
     Args:
         scores: Score of each passage of the question.
@@ -334,15 +334,15 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
 
 
 def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: int) -> Callable[[Any], None]:
-    """Create AdamW with a schedule, and return a function for one update.
+    """Create AdamW with a learning-rate schedule, and return a function that makes one update.
 
-    Biases and norms have no weight decay.
+    `updates` is the number of updates of the whole training.
     """
     import torch
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
-    exempt = [parameter for parameter in parameters if parameter.ndim < 2]
+    exempt = [parameter for parameter in parameters if parameter.ndim < 2]  # biases and norms are vectors
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=training.rate)
     get_rate_share = functools.partial(compute_rate_share, updates=updates, warm_up=training.warm_up)

@@ -86,9 +86,7 @@ def fit_cross_fitted_judge(
 
 
 def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool = False, work: Path) -> FitResult:
-    """Combine the scores of judges with all other signals in one gate.
-
-    A judge predicts whether the LLM's answer is right.
+    """Combine the scores of judges (they predict whether the LLM's answer is right) with all other signals in one gate.
 
     Args:
         examples: The training data.

@@ -7,7 +7,7 @@ compared with the others (c-TF-IDF; Grootendorst 2022), or the values of a field
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,14 +145,19 @@ def measure_clusters(
     results = []
     for number, name in enumerate(names):
         rows = assigned == number
-        members = np.flatnonzero(rows)
-        similarities = vectors[members] @ centers[number]
-        central = members[np.argsort(-similarities, kind="stable")][:RULE_EXAMPLES]  # the most similar members
-        result = _measure(table, name, rows, retrieve, resamples)
+        central = _find_central(vectors, rows, centers[number])
         examples = tuple(texts[index] for index in central)
-        similarity = _choose_similarity(vectors, rows, vectors[central].mean(axis=0))
+        similarity = _choose_similarity(vectors, rows, mean=vectors[central].mean(axis=0))
+        result = _measure(table, name, rows, retrieve, resamples)
         results.append(replace(result, examples=examples, similarity=similarity))
     return sorted(results, key=lambda result: -result.n)
+
+
+def _find_central(vectors: Vector, rows: BoolArray, center: Vector) -> NDArray[np.int64]:
+    """Return the indices of the marked rows that are most similar to the center."""
+    members = np.flatnonzero(rows)
+    similarities = vectors[members] @ center
+    return members[np.argsort(-similarities, kind="stable")][:RULE_EXAMPLES]
 
 
 def _read_labels(table: LabelTable, key: str) -> NDArray[np.object_]:
@@ -178,14 +183,15 @@ def _choose_count(topics: str, n: int) -> int:
 
 def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray | None, resamples: int) -> TopicResult:
     """Measure one topic; `rows` marks its questions."""
-    closed = table.closed_right[rows]
+    closed_right = table.closed_right[rows]
+    closed = estimate_proportion(closed_right.tolist())
+    opened = benefit = None  # both stay None without answers with passages
+    if table.open_right is not None:
+        open_right = table.open_right[rows]
+        opened = estimate_proportion(open_right.tolist())
+        benefit = estimate_mean(open_right.astype(float) - closed_right, resamples)
     searches = None if retrieve is None else float(retrieve[rows].mean())
-    result = TopicResult(name, int(rows.sum()), estimate_proportion(closed.tolist()), None, None, searches, rows)
-    if table.open_right is None:
-        return result
-    opened = table.open_right[rows]
-    benefit = estimate_mean(opened.astype(float) - closed, resamples)
-    return replace(result, opened=estimate_proportion(opened.tolist()), benefit=benefit)
+    return TopicResult(name, int(rows.sum()), closed, opened, benefit, searches, rows)
 
 
 # --- clusters -------------------------------------------------------------------------------------
@@ -261,13 +267,23 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
     names = []
     for number, uses in enumerate(cluster_uses):
         size = int((assigned == number).sum())
-        weights = {}
-        for word in uses:
-            if uses[word] >= max(2, MIN_WORD_SHARE * size):
-                weights[word] = uses[word] / size * np.log(1 + len(texts) / total_uses[word])
-        best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
-        names.append(", ".join(best) or "other questions")
+        rarities = {word: np.log(1 + len(texts) / total_uses[word]) for word in uses}
+        names.append(_choose_name(uses, size, rarities))
     return number_duplicates(names)
+
+
+def _choose_name(uses: Counter[str], size: int, rarities: Mapping[str, float]) -> str:
+    """Join the words that are frequent in a cluster but rare elsewhere.
+
+    Args:
+        uses: Number of questions of the cluster that contain each word.
+        size: Number of questions in the cluster.
+        rarities: How rare each word is among all questions.
+    """
+    frequent = [word for word in uses if uses[word] >= max(2, MIN_WORD_SHARE * size)]
+    weights = {word: uses[word] / size * rarities[word] for word in frequent}
+    best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
+    return ", ".join(best) or "other questions"
 
 
 # --- tables and rules -----------------------------------------------------------------------------
@@ -312,16 +328,16 @@ def describe_extremes(topics: Sequence[TopicResult]) -> str:
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
     """Propose rules to always or never retrieve for some topics.
 
-    "Surely" means that the whole 95 % interval is beyond the limit.
+    A rule is proposed only if a whole 95 % interval is beyond its limit.
 
     Args:
         topics: Measured topics. Those with fewer than 30 questions get no rule. Nor do topics that were taken from a field
             of the data, because a rule recognizes a topic by the embeddings of its example questions.
 
     Returns:
-        Rules to always retrieve for topics on which passages surely gain more than 10 points of accuracy, and never for
-        topics on which they surely lose. If there are no answers with passages, the only rules are to always retrieve,
-        for topics of which the LLM surely knows less than 10 %.
+        Rules to always retrieve for topics on which passages gain more than 10 points of accuracy, and never for topics on
+        which they lose. If there are no answers with passages, the only rules are to always retrieve, for topics of
+        which the LLM knows less than 10 %.
     """
     rules = []
     for topic in topics:
@@ -368,9 +384,9 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
 
 
 def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
-    """Choose how similar to a topic's examples its questions must be.
+    """Choose the similarity to a topic's examples from which a question belongs to the topic.
 
-    The limit separates the topic best from other questions.
+    The limit separates the topic's questions best from the others.
 
     Args:
         vectors: Unit vector of each question.

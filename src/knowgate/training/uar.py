@@ -45,9 +45,9 @@ def fit_uar(
     model: Annotated[str | None, "LLM that reads these questions. Default: the LLM of the label run."] = None,
     watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
 ) -> fit_function.FitResult:
-    """Fit the UAR gate, a decision tree of four classifiers of hidden states.
+    """Fit the UAR gate (unified active retrieval), a decision tree of four classifiers of hidden states.
 
-    Three classifiers learn from labeled question sets.
+    Three of them learn from labeled question sets, the fourth from the label runs.
     """
     # A wrong spec is reported before a model is loaded.
     questions = {name: load_questions(spec) for name, spec in _parse_criteria(criteria).items()}
@@ -75,7 +75,7 @@ def fit_uar_heads(
 ) -> fit_function.FitResult:
     """Train the four linear classifiers (heads) of the UAR paper on hidden states.
 
-    The head 'self' predicts unknown answers.
+    The head 'self' predicts which answers the LLM does not know.
 
     Args:
         examples: Label runs of the same model, with the last layer's states. The head 'self' is trained on them.

@@ -62,13 +62,15 @@ def fit_answer_judge(
     A teacher (another judge) gives additional labels.
     """
     task = make_answer_task(examples, options, both=options.both)
-    members = plan_answer_ensemble(examples, options, make_default_training(options, seed))
-    if not options.teacher:
-        return train_answer_judge(task, examples, members, work=work, watch=watch)
-    trained_rows = frozenset().union(*(member.train for member in members))
-    labels = make_soft_labels(examples, options.teacher, trained_rows)
-    result = train_answer_judge(replace(task, labels=labels), examples, members, work=work, watch=watch)
-    return replace(result, notes=[describe_teacher(examples, options.teacher, trained_rows), *result.notes])
+    training = make_default_training(options, seed)
+    members = plan_answer_ensemble(examples, options, training)
+    teacher_notes = []
+    if options.teacher:
+        trained_rows = frozenset().union(*(member.train for member in members))
+        task = replace(task, labels=make_soft_labels(examples, options.teacher, trained_rows))
+        teacher_notes = [describe_teacher(examples, options.teacher, trained_rows)]
+    result = train_answer_judge(task, examples, members, work=work, watch=watch)
+    return replace(result, notes=[*teacher_notes, *result.notes])
 
 
 @dataclass(frozen=True)
@@ -178,9 +180,8 @@ class AnswerEncoder:
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make a training example of each closed-book answer. `task.both` adds the open-book answers."""
         labels = make_hard_labels(self.examples) if self.task.labels is None else self.task.labels
-        made = []
-        for index, prompt in zip(indices, self.encode(judge, indices), strict=True):
-            made.append(TrainingExample(prompt, (float(labels[index]),)))
+        targets = [(float(labels[index]),) for index in indices]
+        made = list(map(TrainingExample, self.encode(judge, indices), targets))
         if self.task.both:
             made += self._make_open_book_examples(judge, indices)
         return made
@@ -192,13 +193,12 @@ class AnswerEncoder:
         """
         made = []
         for index in indices:
-            row, question = self.examples.rows[index], self.examples.questions[index]
-            if row.open is None or row.open.correct is None:
-                continue
-            if row.closed is not None and row.open.text == row.closed.text:
-                continue
-            prompts = encode_answers(self.task.gate, judge, [question], [row.open.text], self.task.tokens)
-            made.append(TrainingExample(prompts[0], (float(row.open.correct),)))
+            closed, opened = self.examples.rows[index].closed, self.examples.rows[index].open
+            is_repeated = closed is not None and opened is not None and closed.text == opened.text
+            if opened is not None and opened.correct is not None and not is_repeated:
+                question = self.examples.questions[index]
+                [prompt] = encode_answers(self.task.gate, judge, [question], [opened.text], self.task.tokens)
+                made.append(TrainingExample(prompt, (float(opened.correct),)))
         return made
 
 
@@ -256,9 +256,9 @@ def plan_answer_ensemble(
 
 
 def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
-    """Define the task of a judge: whether an answer is right, from its beginning.
+    """Define the task of a judge: predict whether an answer is right, from its first tokens.
 
-    `tokens` never exceeds the length of recorded answers.
+    It reads at most as many tokens as were recorded.
 
     Args:
         examples: Questions with recorded and graded answers.

@@ -98,14 +98,10 @@ class TrainingState:
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
         """Return the state after another segment. `dev` is None without dev rows."""
-        state = TrainingState(
-            self.key,
-            (*self.losses, segment.loss),
-            self.dev_losses,
-            self.dev_aurocs,
-            self.skipped + segment.skipped,
-            self.seconds + segment.seconds,
-        )
+        losses = (*self.losses, segment.loss)
+        skipped = self.skipped + segment.skipped
+        seconds = self.seconds + segment.seconds
+        state = replace(self, losses=losses, skipped=skipped, seconds=seconds, files={})  # no checkpoint has it yet
         if dev is None:
             return state
         return replace(state, dev_losses=(*self.dev_losses, dev.loss), dev_aurocs=(*self.dev_aurocs, dev.auroc))
@@ -191,7 +187,7 @@ def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[An
             for i, parameter in enumerate(parameters):
                 parameter.copy_(weights[str(i)])
         for name, value in load_file(folder / MOMENTS_FILE).items():
-            index, _, moment = name.partition(".")
+            index, _, moment = name.partition(".")  # such as '3.exp_avg', for the fourth parameter
             moments.setdefault(int(index), {})[moment] = value
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise _make_damage_error(work, (str(error).splitlines() or [""])[0]) from None

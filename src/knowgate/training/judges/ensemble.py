@@ -34,7 +34,13 @@ ExampleFactory = Callable[[Any, Sequence[int]], list[TrainingExample]]
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    """One model of an ensemble, with the indices of its training and dev rows."""
+    """One model of an ensemble.
+
+    Attributes:
+        training: Hyperparameters, with the member's own seed.
+        train: Indices of the rows that it is trained on.
+        dev: Indices of the rows that choose its best weights; empty with folds.
+    """
 
     training: JudgeTrainingOptions
     train: tuple[int, ...]
@@ -76,8 +82,8 @@ def plan_ensemble(
             "`seeds` and `folds` are mutually exclusive: use one. With folds, every judge has its own seed already."
         )
     if folds:
-        every_row = np.arange(len(texts))
-        return _plan_folds(training, folds, texts, every_row if rows is None else rows)
+        rows = np.arange(len(texts)) if rows is None else rows
+        return _plan_folds(training, folds, texts, rows)
     train, dev = tuple(split.train.tolist()), tuple(split.dev.tolist())
     trainings = [replace(training, seed=training.seed + number) for number in range(seeds)]
     return [EnsembleMember(each, train, dev) for each in trainings]
@@ -87,9 +93,10 @@ def _plan_folds(
     training: JudgeTrainingOptions, folds: int, texts: Sequence[str], rows: NDArray[np.int64]
 ) -> list[EnsembleMember]:
     """Plan one training per fold, on the rows outside the fold."""
-    fold_of_row = assign_folds(texts, folds, training.seed)[rows]
+    fold_of_row = assign_folds([texts[row] for row in rows.tolist()], folds, training.seed)
     members = []
     for fold in range(folds):
+        # There are no dev rows: the training is not evaluated (one check per epoch) and never stops early (patience 0).
         fold_training = replace(training, seed=training.seed + fold, checks=1, patience=0)
         train = tuple(rows[fold_of_row != fold].tolist())
         members.append(EnsembleMember(fold_training, train, dev=()))
@@ -103,9 +110,9 @@ def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.
 
 
 def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> BoolArray:
-    """Mark the members of an ensemble that may score each label row.
+    """Mark the members of an ensemble that may score each label row: those not trained on it.
 
-    Normally, members do not score their own training rows.
+    A row that all members were trained on may be scored by all.
 
     Returns:
         A matrix of booleans with one row per member and one column per label row.
@@ -145,7 +152,7 @@ class FittedJudge:
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
         """Predict for each row the probability that the LLM knows the answer.
 
-        Only members not trained on the row predict it.
+        Each row is predicted by the members that were not trained on it.
 
         Args:
             prompts: The prompt about each row.

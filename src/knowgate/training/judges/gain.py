@@ -56,7 +56,7 @@ def fit_gain(
 def make_gain_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
     """Return the hyperparameters of a gain judge.
 
-    LoRA learns two tasks here, so the default learning rate is lower.
+    LoRA learns two tasks here, so the default learning rate is lower than for a judge of one.
     """
     if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
         options = options.replace(learning_rate=GAIN_LEARNING_RATE)

@@ -104,7 +104,7 @@ def _write_member(
 ) -> causal_judge.GgufOptions:
     """Write one model of a judge as a GGUF file for llama.cpp.
 
-    Predictions for check questions are recorded, for comparison.
+    Its predictions for a few questions are recorded, to compare them with those of the GGUF file.
 
     Args:
         gate: The gate with the judge.
@@ -144,10 +144,8 @@ def _predict_checks(
     questions = [Question(question) for question, _ in CHECK_QUESTIONS]
     answers = [answer for _, answer in CHECK_QUESTIONS]
     prompts = encode_answers(prompt_name, judge, questions, answers, tokens)
-    checks = []
-    for prompt, known in zip(prompts, judge.predict_known(prompts), strict=True):
-        checks.append(causal_judge.ReferencePrompt(tuple(prompt.ids), float(known)))
-    return tuple(checks)
+    predictions = zip(prompts, judge.predict_known(prompts), strict=True)
+    return tuple(causal_judge.ReferencePrompt(tuple(prompt.ids), float(known)) for prompt, known in predictions)
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:

@@ -36,7 +36,7 @@ NO_PASSAGES_NOTE = (
 
 
 class KBMOptions(JudgeFitOptions):
-    """Options of `fit("kbm", ...)`."""
+    """Options of `fit("kbm", ...)`, the knowledge boundary model."""
 
     head: Literal["mastery", "certainty"] = option(
         "mastery", "What the gate decides by: mastery (share of right samples) or certainty (agreement)."
@@ -57,9 +57,9 @@ def fit_kbm(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fit the KBM gate: a model predicts how well the LLM knows an answer.
+    """Fit the KBM gate (knowledge boundary model): a judge predicts how well the LLM knows an answer.
 
-    Measures are mastery (share right) and certainty (agreement).
+    It predicts mastery (the share of sampled answers that are right) and certainty (how much they agree).
 
     Args:
         examples: The training data; its rows need sampled answers.
@@ -156,7 +156,8 @@ def _make_examples(
 def _make_example(judge: CausalJudge, text: str, answer: GradedAnswer, taus: Mapping[str, float]) -> TrainingExample:
     """Make a training example from a prompt and the labels of an answer."""
     has_mastery, is_certain = make_kbm_labels(answer, taus)
-    prompt = kbm_gate.encode_kbm_answer(judge, text, KBM_LABELS[0] if has_mastery else KBM_LABELS[1])
+    mastery_label = KBM_LABELS[0] if has_mastery else KBM_LABELS[1]  # the judge reads it before it predicts certainty
+    prompt = kbm_gate.encode_kbm_answer(judge, text, mastery_label)
     return TrainingExample(prompt, (float(has_mastery), float(is_certain)))
 
 
@@ -173,7 +174,7 @@ def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bo
 def choose_tau(examples: Examples, head: str) -> float:
     """Choose the threshold tau with the most right answers on the dev split.
 
-    Questions at or above tau get no passages.
+    Questions whose mastery or certainty is at or above tau get no passages.
 
     Args:
         examples: The label rows with their split.
@@ -192,7 +193,7 @@ def choose_tau(examples: Examples, head: str) -> float:
 def _is_right(row: LabelRow, head: str, tau: float) -> bool:
     """Return whether a question is answered right with the threshold `tau`.
 
-    At `tau` or above, the answer without passages is used.
+    If its indicator (`head`) is at or above `tau`, the answer without passages is used.
     """
     skips = row.closed is not None and getattr(row.closed, head) >= tau
     answer = row.closed if skips else row.open

@@ -67,19 +67,7 @@ class TrainableCausalModel:
         """Add LoRA layers or make all weights trainable, and return the parameters to optimize."""
         self.whole_vocabulary = training.whole_vocabulary
         model = self.base.loaded.model
-        if training.full:
-            self.trained = model.float().requires_grad_(True)
-        else:
-            with require_extra("LoRA", "train"):
-                from peft import LoraConfig, get_peft_model
-            config = LoraConfig(
-                r=training.rank,
-                lora_alpha=2 * training.rank,
-                lora_dropout=LORA_DROPOUT,
-                target_modules="all-linear",
-                task_type="CAUSAL_LM",
-            )
-            self.trained = get_peft_model(model, config)
+        self.trained = model.float().requires_grad_(True) if training.full else _add_lora(model, training.rank)
         return [value for value in self.trained.parameters() if value.requires_grad]
 
     def set_training(self, on: bool) -> None:
@@ -89,7 +77,7 @@ class TrainableCausalModel:
     def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
         """Return the mean cross-entropy of the labels in a batch.
 
-        With `whole_vocabulary`, a label competes with all tokens.
+        A label competes with the other label, or with all tokens if `whole_vocabulary` is set.
         """
         import torch
 
@@ -160,11 +148,19 @@ class TrainableCausalModel:
                 path.unlink()  # such as README.md, the model card that peft writes
 
 
+def _add_lora(model: Any, rank: int) -> Any:
+    """Add LoRA layers of a rank to a model. Its other weights are no longer trained."""
+    with require_extra("LoRA", "train"):
+        from peft import LoraConfig, get_peft_model
+    layers = {"r": rank, "lora_alpha": 2 * rank, "lora_dropout": LORA_DROPOUT, "target_modules": "all-linear"}
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **layers))
+
+
 @dataclass(frozen=True)
 class TrainableEncoder:
     """An encoder, trained to predict whether an answer is right.
 
-    The encoder reads question and answer and outputs one logit.
+    The encoder reads question and answer and outputs one logit. `notes` are lines for the model card.
     """
 
     encoder: encoder_judge.PairEncoder

@@ -121,7 +121,19 @@ def train_judge(
 
 @dataclass
 class _TrainingRun:
-    """A training of a judge. It continues from the last checkpoint, if there is one."""
+    """A training of a judge. It continues from the last checkpoint, if there is one.
+
+    Attributes:
+        model: The model to train.
+        examples: The training examples.
+        dev: Examples to evaluate the model on after each segment (part of an epoch); may be empty.
+        training: Hyperparameters.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
+        parameters: The trained tensors; set by `run`.
+        optimizer: Their optimizer; set by `run`.
+        portion_size: Number of examples that are computed at once; lowered when memory is short.
+    """
 
     model: TrainableModel
     examples: Sequence[TrainingExample]
@@ -131,7 +143,7 @@ class _TrainingRun:
     watch: FitProgressCallback
     parameters: list[Any] = field(default_factory=list)
     optimizer: Any = None
-    portion_size: int = 0  # examples that are run at once
+    portion_size: int = 0
 
     def compute_key(self) -> str:
         """Compute a hash of model, data and settings, so that only this training is continued."""
@@ -145,10 +157,9 @@ class _TrainingRun:
         torch.manual_seed(self.training.seed)
         self.portion_size = self.training.batch
         self.parameters = self.model.prepare(self.training)
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=self.training.peak_rate, weight_decay=self.training.weight_decay
-        )
-        if state.n_done:
+        rate, decay = self.training.peak_rate, self.training.weight_decay
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=decay)
+        if state.n_done:  # continue an interrupted training
             checkpoint.restore_checkpoint(self.work, state, self.parameters, self.optimizer)
         while not self._is_finished(state):
             segment = self._train_segment(state.n_done)
@@ -200,6 +211,7 @@ class _TrainingRun:
         self.model.set_training(True)
         epoch, part = divmod(number, self.training.checks)
         batches = self._shuffle_epoch(epoch)
+        # The segment has the batches from `first` up to but not including `end`.
         first = round(len(batches) * part / self.training.checks)
         end = round(len(batches) * (part + 1) / self.training.checks)
         torch.manual_seed(self.training.seed * 1_000_003 + number)  # dropout differs by seed and segment
@@ -207,7 +219,7 @@ class _TrainingRun:
         losses: list[float] = []
         n_seen = 0
         speed = 0.0  # in examples per second
-        for i in range(first, end):  # numbers of the batches of this segment
+        for i in range(first, end):
             self._set_learning_rate(epoch * len(batches) + i, len(batches) * self.training.epochs)
             losses.append(self._update([self.examples[index] for index in batches[i]]))
             n_seen += len(batches[i])

@@ -8,10 +8,10 @@ an interrupted fit continues where it stopped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ from knowgate.training.policy.evidence import FOLDS, HELD_OUT, Evidence, PolicyO
 from knowgate.training.policy.folder import make_constant_result
 from knowgate.training.policy.outcomes import CONSTANT_GATES, ArbiterCandidate, GateCandidate
 from knowgate.training.stack import fit_cross_fitted_judge, stack_judges
-from knowgate.types import Signal, SignalRequest
+from knowgate.types import Signal, SignalRequest, Vector
 
 LOGPROB_FEATURES = ("min", "mean")
 JUDGE, GAIN_JUDGE = "judge", "judge (gain)"
@@ -94,16 +94,21 @@ def list_gate_recipes(evidence: Evidence, base: str | None) -> list[GateRecipe]:
     fittable = list_fittable_gates()
     recipes += [recipe for recipe in DEFAULT_GATES if recipe.gate in fittable]
     if base is not None:
-        options = make_judge_options(base)
-        recipes.append(GateRecipe(JUDGE, "judge", "known", options, models=JUDGES))
-        if learns_gain(evidence, base):
-            recipes.append(GateRecipe(GAIN_JUDGE, "gain", "gain", options, models=JUDGES))
-        n_models = JUDGES + 1  # the judges and the fusion
-        recipes.append(GateRecipe("stack (known)", "stack", "known", models=n_models))
-        recipes.append(GateRecipe("stack (gain)", "stack", "gain", models=n_models))
+        recipes += list_judge_recipes(base, learns_gain(evidence, base))
     if not evidence.has_both:  # Other targets need answers with passages.
         recipes = [recipe for recipe in recipes if recipe.target == "known"]
     return [recipe for recipe in recipes if has_both_classes(evidence, recipe.target)]
+
+
+def list_judge_recipes(base: str, with_gain: bool) -> list[GateRecipe]:
+    """List the gates with judges: the judges alone, and stacks of judges and a fusion."""
+    options = make_judge_options(base)
+    recipes = [GateRecipe(JUDGE, "judge", "known", options, models=JUDGES)]
+    if with_gain:
+        recipes.append(GateRecipe(GAIN_JUDGE, "gain", "gain", options, models=JUDGES))
+    recipes.append(GateRecipe("stack (known)", "stack", "known", models=JUDGES + 1))  # the judges and the fusion
+    recipes.append(GateRecipe("stack (gain)", "stack", "gain", models=JUDGES + 1))
+    return recipes
 
 
 def list_arbiters(evidence: Evidence, base: str | None) -> dict[str, dict[str, Any]]:
@@ -124,12 +129,9 @@ def make_judge_options(base: str) -> dict[str, Any]:
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
-    """Return the base model of the judge, or None to try no judge.
+    """Return the spec of the judge's base model, or None to try no judge.
 
-    The default depends on the LLM and the GPU.
-
-    Returns:
-        The spec of the model; None to try no judge.
+    Without the option `base`, it depends on the LLM, the GPU and the number of rows.
     """
     if options.base is not None:
         return None if options.base == "none" else options.base
@@ -197,7 +199,7 @@ class CandidateFitter:
         tried: list[GateCandidate] = []
         for recipe in self.recipes.values():
             if recipe.gate == "stack" and JUDGE not in [gate.name for gate in tried]:
-                continue
+                continue  # the judge could not be trained, so there is nothing to stack
             with self.report_failure(recipe.name):
                 tried.append(GateCandidate(recipe.name, self._cross_fit(recipe), recipe.reads_draft, recipe.models))
         return tried
@@ -228,32 +230,22 @@ class CandidateFitter:
 
         Stored needs of an interrupted fit are used again.
         """
-        if recipe.name in (JUDGE, GAIN_JUDGE):
+        if recipe.name in (JUDGE, GAIN_JUDGE):  # each row has a judge that was not trained on it
             examples = self.evidence.make_examples(recipe.target, HELD_OUT)
             return score_calibrated(self.judges[recipe.target], examples, self.evidence.fit_rows)
-        if recipe.gate == "stack":
-            judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
-            margins = {name_judge(0): compute_margin(judge_scores)}
-            fit_stack = partial(fit_fusion, cheap=True, margins=margins, embedder=self.evidence.embedder)
-            return self._score_folds(recipe, lambda examples, fold: fit_stack(examples))
-        key = self._make_key(recipe)
-        file = self.work / f"needs-{key}.json"
+        if recipe.gate == "stack":  # its needs are not stored: the key does not cover the judges
+            return self._score_folds(recipe)
+        file = self.work / f"needs-{self._make_key(recipe)}.json"
         if file.is_file():
             return np.array(json.loads(file.read_text(encoding="utf-8")))
-        needs = self._score_folds(
-            recipe, lambda examples, fold: self._fit_recipe(recipe, examples, self.work / f"{key}-{fold}")
-        )
+        needs = self._score_folds(recipe)
         write_bytes(file, json.dumps(needs.tolist()).encode())
         return needs
 
-    def _score_folds(self, recipe: GateRecipe, fit: Callable[[Examples, int], FitResult]) -> FloatArray:
+    def _score_folds(self, recipe: GateRecipe) -> FloatArray:
         """Predict the need for retrieval of each question by cross-validation.
 
         A gate fitted on the other folds scores each fold.
-
-        Args:
-            recipe: What kind of gate to fit.
-            fit: Fits the gate. It gets the examples, in which the fold is the test part, and the number of the fold.
 
         Returns:
             The calibrated needs, from 0 to 1, without those of held-out questions, which are in none of the folds.
@@ -262,16 +254,25 @@ class CandidateFitter:
         for fold in range(FOLDS):
             self.watch(FitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
             examples = self.evidence.make_examples(recipe.target, fold)
+            gate = self._fit_recipe(recipe, examples, self.work / f"{self._make_key(recipe)}-{fold}")
             rows_of_fold = examples.split.test
-            needs[rows_of_fold] = score_calibrated(fit(examples, fold), examples, rows_of_fold)
+            needs[rows_of_fold] = score_calibrated(gate, examples, rows_of_fold)
         return needs[self.evidence.fit_rows]
 
+    @cached_property
+    def _margins(self) -> dict[str, Vector]:
+        """The judge's log-odds of each row, as a signal of a stack."""
+        judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
+        return {name_judge(0): compute_margin(judge_scores)}
+
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:
-        """Fit the gate of a recipe. A fusion gets the shared embedder."""
+        """Fit the gate of a recipe. A fusion gets the shared embedder, a stack also the scores of the judges."""
         if not recipe.gate:
             return fit_single_feature(examples, str(recipe.options["feature"]))
         if recipe.gate == "fusion":
             return fit_fusion(examples, **recipe.options, embedder=self.evidence.embedder)
+        if recipe.gate == "stack":
+            return fit_fusion(examples, cheap=True, margins=self._margins, embedder=self.evidence.embedder)
         function = load_fit_function(recipe.gate)
         injected = select_injected_arguments(function, {"seed": self.evidence.seed, "work": work, "watch": self.watch})
         return cast(FitResult, function(examples, **injected, **recipe.options))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,9 +161,9 @@ def choose_policy(
 
 
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
-    """Choose the most valuable policy that passes a cross-validation.
+    """Choose the most valuable policy that passes a cross-validation, or else a constant one.
 
-    After each failure, stricter loss limits are tried.
+    After each failure, a policy is chosen with stricter loss limits.
     """
     limits = questions.options
     choice = _start_with_constant(questions)
@@ -174,9 +175,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
         if chosen.is_constant:
             continue
         estimate = _estimate_out_of_fold(stricter, folds)
-        failure = estimate.describe_violation(limits, choice.reference.name)
-        if not failure and estimate.value <= choice.constant.value:
-            failure = f"it is not worth more than {choice.constant.name}"
+        failure = _describe_failure(estimate, choice, limits)
         if not failure:
             return replace(choice, chosen=chosen, tried=tried, estimate=estimate, reason=reason)
         rejected = rejected or RejectedPolicy(chosen.name, estimate, failure)
@@ -185,6 +184,14 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
     reason = f"{rejected.name} looked best, but failed on questions that it was not chosen on: {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
     return replace(choice, reason=reason, required_rows=required, rejected=rejected)
+
+
+def _describe_failure(estimate: PolicyResult, choice: PolicyChoice, limits: SafetyLimits) -> str:
+    """Describe why a cross-validated policy is worse than a constant one; '' if it is not."""
+    failure = estimate.describe_violation(limits, choice.reference.name)
+    if not failure and estimate.value <= choice.constant.value:
+        failure = f"it is not worth more than {choice.constant.name}"
+    return failure
 
 
 def _start_with_constant(questions: GradedQuestions) -> PolicyChoice:
@@ -197,8 +204,8 @@ def _start_with_constant(questions: GradedQuestions) -> PolicyChoice:
         constant=constant,
         reference=questions.evaluate_constant(ALWAYS, questions.reference_arbiter),
         tried=_try_policies(questions),
-        estimate=constant,
-        reason="",
+        estimate=constant,  # it has no threshold to fit, so its result needs no cross-validation
+        reason="",  # added once the other policies have been tried
     )
 
 
@@ -273,25 +280,21 @@ def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[Po
 
 
 def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
-    """Evaluate each gate and arbiter at the best safe threshold, most valuable first.
+    """Evaluate each pair of gate and arbiter at its best safe threshold, most valuable first.
 
-    Safe means: few right answers are lost.
+    Safe means: few right answers are lost compared with always retrieving.
     """
-    results = []
-    for gate in questions.gates:
-        if gate == NEVER:  # An arbiter chooses after a search, so it cannot be paired with never retrieving.
-            continue
-        for arbiter in (NO_ARBITER, *questions.arbiters):
-            result = _find_best_setting(questions, gate, arbiter)
-            if result is not None:
-                results.append(result)
+    gates = [gate for gate in questions.gates if gate != NEVER]  # an arbiter needs a search to choose after
+    pairs = product(gates, (NO_ARBITER, *questions.arbiters))
+    best_settings = [_find_best_setting(questions, gate, arbiter) for gate, arbiter in pairs]
+    results = [result for result in best_settings if result is not None]  # None: no threshold is safe
     return sorted(results, key=lambda result: -result.value)
 
 
 def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
     """Evaluate a gate and an arbiter at their most valuable safe threshold.
 
-    A safe threshold loses few right answers.
+    A safe threshold loses few right answers compared with always retrieving.
 
     Returns:
         The result; None if no threshold is safe.
@@ -337,9 +340,9 @@ def _prefer_simple(results: Sequence[PolicyResult]) -> PolicyResult:
 
 
 def _select_constant(questions: GradedQuestions) -> PolicyResult:
-    """Return the best policy with the same decision for every question.
+    """Return the best policy with the same decision for every question: always or never retrieving.
 
-    The choices are always, never, or always retrieving with an arbiter.
+    An arbiter may choose between the two answers after always retrieving.
     """
     plain = questions.evaluate_constant(ALWAYS)
     never = questions.evaluate_constant(NEVER)
@@ -355,9 +358,9 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
 
 
 def _choose_reference_arbiter(questions: GradedQuestions) -> str:
-    """Choose the best arbiter for always retrieving, as the reference for losses.
+    """Choose the arbiter of the reference: the policy that always retrieves, against which losses are counted.
 
-    The arbiter must be worth its LLM calls.
+    It must give clearly more right answers, and be worth its LLM calls.
 
     Returns:
         Name of the arbiter; '' if none is worth using.
@@ -398,10 +401,9 @@ def _find_nearest_unproven(questions: GradedQuestions, constant: PolicyResult) -
         The policy. None if never retrieving was chosen, if no other policy is worth more, or if one of those is safe.
     """
     results = [questions.evaluate_constant(NEVER)]
-    for gate in questions.gates:
-        for arbiter in (NO_ARBITER, *questions.arbiters):
-            if gate not in CONSTANT_GATES:
-                results += questions.evaluate_thresholds(gate, arbiter)
+    gates = [gate for gate in questions.gates if gate not in CONSTANT_GATES]
+    for gate, arbiter in product(gates, (NO_ARBITER, *questions.arbiters)):
+        results += questions.evaluate_thresholds(gate, arbiter)
     better = [item for item in results if item.value > constant.value and item.searches <= 1 - MIN_SAVING]
     limits = questions.options
     if constant.gate != ALWAYS or not better or any(item.is_safe(limits) for item in better):

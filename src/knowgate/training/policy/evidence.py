@@ -49,7 +49,12 @@ TRAIN_EDGES = (0.75, 0.87)  # of the other rows: shares that train, that stop an
 
 @dataclass
 class MemoryEmbedder:
-    """A sentence embedder with a cache. All folds embed the same texts."""
+    """A sentence embedder with a cache. All folds embed the same texts.
+
+    Attributes:
+        vectors: The cached embeddings, by text.
+        embedder: Embeds the other texts.
+    """
 
     vectors: dict[str, Vector] = field(default_factory=dict)
     embedder: SentenceEmbedder = field(default_factory=SentenceEmbedder)  # loads its weights when it is first used
@@ -131,7 +136,7 @@ class Evidence:
     def split(self, fold: int) -> Split:
         """Split the rows for a training without one fold.
 
-        That fold becomes the test part. Hashes divide the other rows.
+        That fold becomes the test part. Hashes divide the other rows into train, dev and calibration.
 
         Args:
             fold: Number of the fold. With `HELD_OUT`, the held-out rows are the test part, and no fold is left out.
@@ -165,9 +170,9 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
     table = load_label_table(runs, required_equal=SHARED_SETTINGS)
     check_texts(table)
     both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
-    has_both = 2 * len(both) >= len(table) and len(both) > 0
+    has_both = len(both) > 0 and len(both) >= 0.5 * len(table)
     if has_both and len(both) < len(table):
-        table = table.subset(both)
+        table = table.subset(both)  # the few rows without an answer with passages are left out
     if len(table) < MIN_GRADED_ROWS:
         raise BadInput(
             f"fitting a policy needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(table)}. "

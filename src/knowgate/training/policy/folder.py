@@ -74,9 +74,9 @@ class PolicyParts:
 
 
 def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -> str:
-    """Return the arbiter's name in the manifest of a policy.
+    """Return the name of the arbiter in the manifest of a policy.
 
-    Some names make the arbiter generate a draft, for gates without one.
+    If the gate reads no draft, the name tells the arbiter to generate one.
 
     Args:
         chosen: The policy.
@@ -110,7 +110,7 @@ def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
     artifact = read_artifact(gate_folder)
     manifest = {**artifact.manifest, "threshold": parts.threshold, "policy": _make_record(parts)}
     card = (gate_folder / CARD_FILE).read_text(encoding="utf-8")
-    texts = {}
+    files = {}  # texts by file name
     if parts.choice is not None and parts.outcomes is not None:
         card = _add_before_notes(card, render_policy_section(parts.choice, parts.summary))
         guarantee = build_guarantee(parts, parts.outcomes)
@@ -118,12 +118,12 @@ def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
         card = replace_card_section(card, render_card_section(parts.threshold, "guarantee", guarantee))
         held_out = [parts.evidence.table.questions[row] for row in parts.evidence.held_out]
         keys = sorted({fingerprint_question(question) for question in held_out})
-        texts[CALIBRATION_KEYS_FILE] = "\n".join(keys) + "\n"
+        files[CALIBRATION_KEYS_FILE] = "\n".join(keys) + "\n"
     if parts.topics:
         topic_section = build_topic_table(parts.topics).markdown().removeprefix("#")  # a heading of level 2, not 3
         card = _add_before_notes(card, topic_section)
     folders = {ARBITER_FOLDER: parts.arbiter_folder} if parts.arbiter_folder else {}
-    revise_artifact(artifact, manifest, {**texts, CARD_FILE: card}, out, folders)
+    revise_artifact(artifact, manifest, {**files, CARD_FILE: card}, out, folders)
 
 
 def _make_record(parts: PolicyParts) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _add_before_notes(card: str, section: str) -> str:
 def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any]:
     """Build the guarantee: with confidence 1 - delta, the policy loses at most epsilon.
 
-    Epsilon is accuracy compared with always retrieving.
+    The loss is the share of answers that are right with always retrieving but not here, minus those gained.
 
     Args:
         parts: The policy.

@@ -175,7 +175,7 @@ def format_change(loss: float) -> str:
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
     """Combine results on different questions, such as folds, into one result.
 
-    Rates are averaged, weighted by the number of questions.
+    Shares and values are averaged, weighted by the number of questions. Losses are added up.
     """
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
@@ -238,7 +238,7 @@ class GradedQuestions:
     def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
         """Return the value of a policy per question: 1 for a right answer, minus costs.
 
-        Costs are relative to `price_wrong`.
+        Costs are divided by `price_wrong`, the price of a wrong answer.
         """
         retrieved = self.gates[gate].needs > threshold
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)

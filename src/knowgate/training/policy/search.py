@@ -168,23 +168,23 @@ class PolicySearch:
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy.
 
-        If the test fails, another policy is chosen and tested.
+        If it loses too many right answers in the test, its replacement is fitted, tested and written instead.
         """
         tested = self._test(choice)
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
         total = combine_results([choice.estimate, tested.held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             return self._fit_choice(self._replace_failed(choice, total), out)
-        retrieved = tested.outcomes.needs > tested.threshold
-        topics = self._measure_topics(self._list_retrieved(choice.chosen, retrieved))
+        retrieved = self._list_retrieved(choice.chosen, tested)
+        topics = self._measure_topics(retrieved)
         reads_draft = bool(tested.result.request.draft_tokens)
         parts = PolicyParts(
             self.evidence,
             choice,
             tested.threshold,
             tested.outcomes,
-            name_arbiter(choice.chosen, tested.arbiter_folder, reads_draft),
-            tested.arbiter_folder,
+            arbiter=name_arbiter(choice.chosen, tested.arbiter_folder, reads_draft),
+            arbiter_folder=tested.arbiter_folder,
             confidence=self.options.confidence,
             summary=tuple(self._summarize(choice, tested.held_out, total, topics)),
             topics=topics,
@@ -194,33 +194,30 @@ class PolicySearch:
 
     def _test(self, choice: PolicyChoice) -> TestedPolicy:
         """Fit the chosen gate and arbiter, and test them on the held-out questions."""
-        chosen = choice.chosen
         rows = self.evidence.held_out
-        result, examples = self.fitter.fit_gate(chosen.gate)
+        result, examples = self.fitter.fit_gate(choice.chosen.gate)
         needs = score_calibrated(result, examples, rows)
-        threshold = _transfer_threshold(chosen, needs)
+        policy = replace(choice.chosen, threshold=_transfer_threshold(choice.chosen, needs))
         reference_takes_closed, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
-        takes_closed, arbiter_folder = self.fitter.fit_arbiter(chosen.arbiter, self.command)
+        takes_closed, arbiter_folder = self.fitter.fit_arbiter(policy.arbiter, self.command)
         closed_right = self.evidence.table.closed_right[rows]
         open_right = self.evidence.table.always_right[rows]
         arbitrated_right = None if takes_closed is None else np.where(takes_closed, closed_right, open_right)
+        outcomes = GateOutcomes(needs, closed_right, open_right, arbitrated_right)
         held_out = apply_policy(
-            replace(chosen, threshold=threshold),
+            policy,
             needs,
             closed_right,
             open_right,
             takes_closed,
-            reads_draft=chosen.is_constant or self.fitter.recipes[chosen.gate].reads_draft,
+            reads_draft=policy.is_constant or self.fitter.recipes[policy.gate].reads_draft,
             reference_takes_closed=reference_takes_closed,
             options=self.options,
         )
-        outcomes = GateOutcomes(needs, closed_right, open_right, arbitrated_right)
-        return TestedPolicy(result, examples, threshold, outcomes, arbiter_folder, held_out)
+        return TestedPolicy(result, examples, policy.threshold, outcomes, arbiter_folder, held_out)
 
     def _replace_failed(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Choose a replacement for a failed policy, usually a constant one.
-
-        A constant policy makes the same decision for every question.
+        """Choose a replacement for a failed policy, usually a constant one (the same decision for every question).
 
         Args:
             choice: The choice with the policy that failed.
@@ -241,19 +238,19 @@ class PolicySearch:
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
 
-    def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
+    def _list_retrieved(self, chosen: PolicyResult, tested: TestedPolicy) -> BoolArray:
         """Return for each question whether the policy retrieves.
 
         Args:
             chosen: The policy. Its decisions on the rows to choose on come from the cross-validation.
-            held_out_retrieved: Its decisions on the held-out rows.
+            tested: The fitted policy, which decides on the held-out rows.
         """
         needs_by_gate = {gate.name: gate.needs for gate in self.fitter.gates}
         # Always and never retrieving are not among the gates that were tried; they have a constant need.
         needs = needs_by_gate.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
         retrieved[self.evidence.fit_rows] = needs > chosen.threshold
-        retrieved[self.evidence.held_out] = held_out_retrieved
+        retrieved[self.evidence.held_out] = tested.outcomes.needs > tested.threshold
         return retrieved
 
     def _measure_topics(self, retrieved: BoolArray | None = None) -> list[TopicResult]:
@@ -346,21 +343,21 @@ class PolicySearch:
     def fit_closed_book(self, out: Path) -> FittedPolicy:
         """Fit a policy on label runs with only closed-book answers (without passages).
 
-        It uses the gate with the best AUROC.
+        It uses the gate with the best AUROC in a cross-validation.
         """
-        needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
         if not self.fitter.gates:
             raise BadSetting(
                 "no gate can be fitted on these label runs: nearly all answers are right, or nearly all are wrong. "
                 "Label other questions."
             )
-        scores = {gate.name: auroc_or_half(needed, gate.needs) for gate in self.fitter.gates}
-        best = max(scores, key=lambda name: scores[name])
+        needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
+        aurocs = {gate.name: auroc_or_half(needed, gate.needs) for gate in self.fitter.gates}
+        best = max(aurocs, key=lambda name: aurocs[name])
         result, examples = self.fitter.fit_gate(best)
         topics = self._measure_topics()
-        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules", topics=topics)
+        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, arbiter="rules", topics=topics)
         self._write(parts, result, examples, out)
-        figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in scores.items())
+        figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in aurocs.items())
         summary = [
             f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
             "Its threshold is not calibrated, because the label runs have no answers with passages.",
@@ -379,9 +376,9 @@ class PolicySearch:
 
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
-    """Return a threshold for the final gate with the same retrieval rate.
+    """Return a threshold with which the fitted gate retrieves as often as the chosen policy.
 
-    The final gate's needs have a slightly different scale.
+    Its needs have a slightly different scale than those of the cross-validation.
 
     Args:
         chosen: The chosen policy.
