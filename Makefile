@@ -32,7 +32,8 @@ serve-demo: $(VENV)/.demo
 
 # Three processes for two cores (tests/conftest.py), one thread per process. Files stay together for their fixtures. TESTS=path runs a part.
 # Bytecode is kept even if the environment says otherwise: without it, every process compiles all modules and tests again.
-RUN_TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+# Temporary files are kept in memory where the system has a folder for that: thousands of small writes wait for the disk otherwise.
+RUN_TESTS := $(if $(wildcard /dev/shm/.),PYTEST_DEBUG_TEMPROOT=/dev/shm) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=50
 
 # Everything that matters, in minutes.
