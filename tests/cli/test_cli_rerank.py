@@ -143,13 +143,13 @@ def test_the_library_measures_what_the_command_does(call, made, tmp_path):
         (["--gate", "probe", "--source", "wish"], "--source 'wish' is not allowed"),
         (["--gate", "probe", "--split", "all"], "--split 'all' is not allowed"),
         (["--gate", "probe", "--index", "i", "--data", "jsonl:data.jsonl"], "mutually exclusive"),
-        (["--gate", "probe", "--model", "fake"], "not with fake"),
-        (["--gate", "probe", "--index", "other"], "no candidate passage was found"),
+        (["--gate", "probe", "--model", "fake"], "not from fake"),
+        (["--gate", "probe", "--index", "other"], "no passage was found"),
         (["--gate", "probe", "--data", "jsonl:few.jsonl"], "lacks 79 of the 80 labeled questions"),
-        (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "needs a model that can score a given answer"),
+        (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "cannot score given answers"),
         (
             ["--source", "benefit", "--data", "jsonl:data.jsonl", "--cut", "9"],
-            "--cut needs a local tokenizer",
+            "--cut truncates passages with a local tokenizer",
         ),
     ],
 )

@@ -150,7 +150,7 @@ def test_more_tokens_than_were_drafted_or_less_than_none_are_rejected():
     with pytest.raises(BadSetting, match="tokens=-1 is not allowed"):
         IKOptions(tokens=-1)
     short = replace(examples, table=replace(examples.table, settings={**examples.settings, "max_tokens": 32}))
-    with pytest.raises(BadSetting, match=r"at most 32 tokens\. Use tokens=32, or label again .* max_tokens=64"):
+    with pytest.raises(BadSetting, match=r"at most 32 tokens\. Use tokens=32\. Or label again .* max_tokens=64"):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())
 
 

@@ -112,9 +112,7 @@ def test_rows_without_an_open_answer_are_left_out_of_agreement(tmp_path):
 
 def test_agreement_without_any_open_answer_is_refused(tmp_path):
     run = answered_twice(tmp_path, lambda i, row: replace(row, open=None))
-    with pytest.raises(
-        BadInput, match="compares answers with and without passages, but no question has an answer with passages"
-    ):
+    with pytest.raises(BadInput, match="needs answers with passages, but no question has one"):
         load_examples([run], target="agree")
 
 

@@ -113,7 +113,7 @@ def test_another_model_than_the_label_run_is_refused(examples):
 
 
 def test_a_missing_criterion_is_named(examples):
-    with pytest.raises(BadSetting, match="needs questions for the criteria intent, knowledge, time, but got intent"):
+    with pytest.raises(BadSetting, match=r"needs question sets for intent, knowledge, time\. `criteria` has: intent"):
         fit_uar_heads(examples, MODEL, {"intent": CRITERIA["intent"]})
 
 
