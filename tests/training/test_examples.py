@@ -109,7 +109,7 @@ def test_too_few_rows_are_refused_with_the_number_needed(tmp_path):
 
 def test_a_run_of_one_class_is_refused_with_both_counts(tmp_path):
     rows = [replace(row, closed=replace(row.closed, correct=True)) for row in planted_rows(60)[0]]
-    with pytest.raises(BadInput, match=r"8 questions that do not, but there are 0 and 60"):
+    with pytest.raises(BadInput, match=r"there are 0 questions that need retrieval and 60 questions that do not"):
         load_examples([write_run(tmp_path / "run", rows)])
 
 
@@ -178,5 +178,5 @@ def test_a_target_nobody_asked_for_is_named_where_fitting_fails(tmp_path):
     rows, states = planted_rows(60)
     known = [replace(row, closed=replace(row.closed, correct=True)) for row in rows]
     run = write_run(tmp_path / "run", known, states)
-    with pytest.raises(BadInput, match=r"at least 8 questions that need retrieval .* but there are 0 and 60"):
+    with pytest.raises(BadInput, match=r"there are 0 questions that need retrieval and 60 .* at least 8 of each kind"):
         load_examples([run])

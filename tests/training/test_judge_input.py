@@ -41,7 +41,7 @@ def with_drafts(examples, text):
 
 
 def test_answers_that_are_all_empty_are_refused(base, tmp_path):
-    with pytest.raises(BadInput, match=r"the answers without passages\. Every answer is empty"):
+    with pytest.raises(BadInput, match=r"cannot learn from these answers\. Every answer is empty"):
         fit_answer_judge(with_drafts(planted(base, 60), "  "), work=tmp_path)
 
 
@@ -176,7 +176,7 @@ def one_sided(tmp_path, text, correct=False):
     [
         ("", "Every answer is empty. Label with a larger `max_tokens`"),
         ("I don't know.", r"Every answer declines to answer \('I don't know.'\). Label with prompts"),
-        ("zzz", "there are 60 and 0. Label more questions"),
+        ("zzz", "at least 8 of each kind. Label more questions"),
     ],
 )
 def test_rows_that_are_all_wrong_say_why_where_it_is_plain(tmp_path, text, cause):
@@ -185,5 +185,5 @@ def test_rows_that_are_all_wrong_say_why_where_it_is_plain(tmp_path, text, cause
 
 
 def test_rows_that_are_all_right_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="there are 0 and 60"):
+    with pytest.raises(BadInput, match=r"there are 0 .* and 60 "):
         load_examples([one_sided(tmp_path, "a", correct=True)], target="known")
