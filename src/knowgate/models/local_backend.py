@@ -197,7 +197,7 @@ class LocalBackend(Backend):
             return self.has_template and not prompt.raw
 
         if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
-            raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
+            raise BadSetting("a chat prompt must not have several parts or a prefix. Use a prompt with raw=True.")
         raw_prompts = [prompt for prompt in prompts if not is_chat(prompt)]
         prefixes = list({prompt.prefix for prompt in raw_prompts})
         prefix_ids = dict(zip(prefixes, self.tokenize_all(prefixes, special=True), strict=True))
@@ -325,8 +325,8 @@ class LocalBackend(Backend):
         """Raise BadInput if a prompt of `n_tokens` and an answer of `max_tokens` exceed the context window."""
         if n_tokens + max_tokens > self.context_window:
             raise BadInput(
-                f"the prompt has {n_tokens} tokens and the answer may have {max_tokens}, but the context window of "
-                f"{self.name} has only {self.context_window}. Shorten the question, or use fewer or shorter passages."
+                f"the prompt ({n_tokens} tokens) and the answer ({max_tokens}) exceed the context window of {self.name}: "
+                f"{self.context_window} tokens. Shorten the question, or use fewer or shorter passages."
             )
 
     def _encode(self, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
@@ -381,5 +381,5 @@ class LocalBackend(Backend):
         """
         for layer in layers:
             if not -self.depth <= layer < self.depth:
-                raise BadSetting(f"{self.name} has no layer {layer}. Its layers are 0 to {self.depth - 1}.")
+                raise BadSetting(f"the model {self.name} has no layer {layer}. Use a layer from 0 to {self.depth - 1}.")
         return [layer % self.depth for layer in layers]
