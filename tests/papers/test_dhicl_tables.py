@@ -167,7 +167,7 @@ def test_gates_are_timed_without_the_warm_up_questions(model):
 
 
 def test_too_few_questions_cannot_be_timed(model):
-    with pytest.raises(BadInput, match="latency needs more than 2 questions, got 2"):
+    with pytest.raises(BadInput, match="needs more than 2 questions, but got 2"):
         time_gates(["prompt"], questions()[:2], model, AnswerPrompts())
 
 
