@@ -177,7 +177,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
     ("command", "message"),
     [
         (["fit", "reranker", "--out", "x"], "Give --pref PREF"),
-        (["fit", "probe", "--out", "x"], "Set --labels to folders made by"),
+        (["fit", "probe", "--out", "x"], "Set --labels to folders of"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),

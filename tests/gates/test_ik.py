@@ -170,5 +170,5 @@ def test_fewer_training_rows_leave_the_other_splits_alone():
     assert set(small.split.train) <= set(examples.split.train)
     assert small.split.test.tolist() == examples.split.test.tolist()
     assert limit_training_rows(examples, 10_000, seed=0) is examples
-    with pytest.raises(BadSetting, match="rows=3 is not allowed"):
+    with pytest.raises(BadSetting, match="rows=3 is too small"):
         limit_training_rows(examples, 3, seed=0)

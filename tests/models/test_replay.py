@@ -170,5 +170,5 @@ def test_a_broken_array_is_refused(folder):
     row = json.loads(calls.read_text().splitlines()[0])
     row["result"]["hidden"]["0"]["shape"] = [3]
     calls.write_text(json.dumps(row) + "\n")
-    with pytest.raises(ArtifactError, match="is broken"):
+    with pytest.raises(ArtifactError, match="is damaged"):
         ReplayModel(folder).read(PROMPTS[:1], WANT)

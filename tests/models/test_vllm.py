@@ -136,7 +136,7 @@ def test_hidden_states_are_refused(model):
 
 def test_a_prompt_beyond_the_context_window_is_refused(model):
     assert model.fits([Prompt("a" * 600), Prompt("a")], 4) == [False, True]
-    with pytest.raises(BadInput, match="has only 512"):
+    with pytest.raises(BadInput, match="512 tokens"):
         model.generate([Prompt("a" * 600)], max_tokens=4)
 
 

@@ -143,7 +143,7 @@ def test_label_words_that_the_model_rejects_are_left_out_with_a_message(setup, m
 
 def test_without_stored_decisions_the_error_names_the_model_to_use(setup):
     run, variants = setup
-    with pytest.raises(BadInput, match=r"of the gate dhicl\. To let the LLM decide now, set model='fake'"):
+    with pytest.raises(BadInput, match=r"of gate 'dhicl'\. To let the LLM decide now, set model='fake'"):
         build_dhicl_tables([run], variants)
 
 

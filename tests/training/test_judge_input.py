@@ -46,9 +46,7 @@ def test_answers_that_are_all_empty_are_refused(base, tmp_path):
 
 
 def test_an_llm_that_always_abstains_is_refused(base, tmp_path):
-    with pytest.raises(
-        BadInput, match=r"the answers without passages. Every answer declines to answer \('I don't know"
-    ):
+    with pytest.raises(BadInput, match=r"these answers. Every answer declines to answer \('I don't know"):
         fit_answer_judge(with_drafts(planted(base, 60), "I don't know."), work=tmp_path)
 
 
