@@ -36,9 +36,9 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--arbiter", "features"], "must be fitted before use. Run `knowgate fit arbiter`"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--index", "x"], "--docs and --index are mutually exclusive: give only one of them."),
-        (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
+        (["--model", "openai:m"], "does not have the form openai:MODEL@URL"),
         pytest.param(["--model", "gguf:none.gguf"], "the GGUF file 'none.gguf' does not exist", marks=needs_local),
-        pytest.param(["--model", "hf:./none"], "there is no folder './none'", marks=needs_local),
+        pytest.param(["--model", "hf:./none"], "the model folder './none' does not exist", marks=needs_local),
         (["--model", ""], "setting 'model' is empty"),
         (["--docs", ""], "a path on the command line is empty"),
         (["--config", "none.toml"], "cannot read the config file 'none.toml'"),
@@ -236,4 +236,7 @@ def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
 
 def test_compare_asks_for_reports(call: Call, docs: Path):
     said = sentence(call("compare", docs, docs))
-    assert "is neither a report folder (no summary.json) nor a label run (no run.json). Give a report" in said
+    assert (
+        "is neither a report nor a label run (recorded answers). It contains no summary.json and no run.json. Give"
+        in said
+    )

@@ -64,7 +64,7 @@ def test_the_same_command_without_a_word_continues(call: Call, lamps: Path):
 def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Path):
     outcome = call("start", stdin=b"lamps\n")
     assert outcome.code == 1
-    assert "there are no documents to retrieve from: give --docs" in outcome.err
+    assert "no documents to search are given. Set --docs" in outcome.err
 
 
 @pytest.mark.parametrize(

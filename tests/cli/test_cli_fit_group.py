@@ -97,7 +97,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             2,
             "No such option: --cheap (Possible options: --help). See: knowgate fit probe --help",
         ),
-        (["probe", "--out", "x"], 1, "fit probe needs labeled questions. Set --labels to folders made by"),
+        (["probe", "--out", "x"], 1, "gate 'probe' learns from recorded answers. Set --labels to folders of"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
         (["probe", "--labels", "run"], 2, "Missing option '--out'"),
         (

@@ -143,13 +143,13 @@ def test_the_library_measures_what_the_command_does(call, made, tmp_path):
         (["--gate", "probe", "--source", "wish"], "--source 'wish' is not allowed"),
         (["--gate", "probe", "--split", "all"], "--split 'all' is not allowed"),
         (["--gate", "probe", "--index", "i", "--data", "jsonl:data.jsonl"], "mutually exclusive"),
-        (["--gate", "probe", "--model", "fake"], "not with fake"),
-        (["--gate", "probe", "--index", "other"], "no candidate passage was found"),
+        (["--gate", "probe", "--model", "fake"], "not from fake"),
+        (["--gate", "probe", "--index", "other"], "no passage was found"),
         (["--gate", "probe", "--data", "jsonl:few.jsonl"], "lacks 79 of the 80 labeled questions"),
-        (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "needs a model that can score a given answer"),
+        (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "cannot score given answers"),
         (
             ["--source", "benefit", "--data", "jsonl:data.jsonl", "--cut", "9"],
-            "--cut needs a local tokenizer",
+            "--cut truncates passages with a local tokenizer",
         ),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
     ("command", "message"),
     [
         (["fit", "reranker", "--out", "x"], "Give --pref PREF"),
-        (["fit", "probe", "--out", "x"], "Set --labels to folders made by"),
+        (["fit", "probe", "--out", "x"], "Set --labels to folders of"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),

@@ -70,4 +70,4 @@ def test_a_converted_folder_with_a_damaged_header_says_to_delete_it(call: Call, 
 def test_a_question_longer_than_the_window_is_refused(call: Call, smollm):
     outcome = call("decide", "--model", f"hf:{smollm.source}", stdin=b"why is the sky blue " * 1800)
     assert (outcome.code, outcome.out) == (1, "")
-    assert "has only 8192. Shorten the question" in outcome.err
+    assert "8192 tokens. Shorten the question" in outcome.err

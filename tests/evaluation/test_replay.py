@@ -155,7 +155,7 @@ def test_always_retrieving_is_a_threshold_too():
 
 
 def test_no_events_are_rejected():
-    with pytest.raises(BadInput, match="no questions to replay"):
+    with pytest.raises(BadInput, match="the log contains no questions"):
         Traffic([])
 
 

@@ -215,5 +215,5 @@ def test_the_tables_say_what_they_are_measured_on():
 
 
 def test_nothing_to_rank_is_an_error():
-    with pytest.raises(BadInput, match="None of the 1 held-out questions"):
+    with pytest.raises(BadInput, match="none of the 1 held-out questions"):
         compare_rerankers([held(ROWS[2:])], {"aligned": ALIGNED})

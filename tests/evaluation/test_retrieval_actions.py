@@ -69,7 +69,7 @@ def test_actions_are_in_the_table_and_the_json(run):
 
 
 def test_rows_without_iterative_answers_are_rejected(tmp_path):
-    with pytest.raises(BadSetting, match="no search, one search and several cannot be compared"):
+    with pytest.raises(BadSetting, match="needs answers after several searches"):
         evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
 
 
@@ -78,7 +78,7 @@ def test_the_command_names_no_flag_that_was_not_typed(tmp_path, capsys):
     command = ["eval", "--labels", str(run), "--gates", "logprob:first", "--price-wrong", "0.5"]
     assert knowgate(command) == 1
     error = " ".join(capsys.readouterr().err.split())
-    assert "no search, one search and several cannot be compared" in error
+    assert "needs answers after several searches" in error
     assert "price_" not in error
     assert "--price-search" not in error
 

@@ -57,7 +57,7 @@ def test_skipped_questions_are_not_judged_again(run):
 
 def test_without_open_book_answers_there_is_nothing_to_drop(tmp_path):
     trial = load_label_table([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, None)])])
-    with pytest.raises(BadSetting, match="Label again with `index`"):
+    with pytest.raises(BadSetting, match="with `index`"):
         evaluate_second_look(trial, [], np.array([True]), Bootstrap(1, 50))
 
 
@@ -88,7 +88,7 @@ def test_a_refitted_judge_is_asked_again(run, tmp_path):
 def test_a_run_without_texts_is_rejected(tmp_path):
     bare = [replace(row, passages=()) for row in rows()]
     run = write_rows(tmp_path / "run", bare)
-    with pytest.raises(BadSetting, match=r"4 rows of .* were stored without"):
+    with pytest.raises(BadSetting, match=r"4 rows of .* have no texts"):
         judge_run_passages(run, bare, str(write_gate(tmp_path / "judge")), FirstWord())
 
 
@@ -99,5 +99,5 @@ def test_invalid_stored_verdicts_are_rejected(run):
 
 
 def test_a_gate_that_cannot_judge_passages_is_rejected(run, tmp_path):
-    with pytest.raises(BadSetting, match="cannot tell if passages help"):
+    with pytest.raises(BadSetting, match="cannot tell whether passages help"):
         evaluate("logprob:first", run, second_look=write_gate(tmp_path / "fusion"), resamples=0)

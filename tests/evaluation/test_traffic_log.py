@@ -158,11 +158,11 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
     assert log.bad_lines == {
         "the line is not JSON": [2, 10],
         "the line is not a JSON object": [3],
-        "'need' is not a number from 0 to 1": [4, 5],
-        "'retrieve' is neither true nor false": [6],
-        "'seconds' is not an object of numbers": [7],
-        "'passages' is not a list of objects": [8],
-        "'answer' is not a text": [9],
+        "the field 'need' is not a number from 0 to 1": [4, 5],
+        "the field 'retrieve' is neither true nor false": [6],
+        "the field 'seconds' must be a JSON object whose values are numbers of at least 0": [7],
+        "the field 'passages' is not a list of JSON objects": [8],
+        "the field 'answer' is not a text": [9],
     }
 
 
@@ -211,7 +211,7 @@ def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True), graded_row("b", 0.3, False, True)])
     log = read_label_run_traffic(run, str(write_gate(tmp_path / "gate", seen=["question a?"])))
     assert (len(log.events), log.left_out) == (1, {"fitted on": 1})
-    with pytest.raises(BadInput, match="fitted on every question"):
+    with pytest.raises(BadInput, match="trained on every question"):
         read_label_run_traffic(run, str(write_gate(tmp_path / "all", seen=["question a?", "question b?"])))
 
 

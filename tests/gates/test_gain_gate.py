@@ -102,5 +102,5 @@ def test_gain_needs_range_from_0_to_1():
 def test_invalid_options_are_rejected(examples, tmp_path):
     with pytest.raises(BadSetting, match="tokens=0 is not allowed"):
         fit_gain(examples, tokens=0, work=tmp_path)
-    with pytest.raises(BadSetting, match="so target='known' is not possible"):
+    with pytest.raises(BadSetting, match="target='known' does not work with"):
         fit_gain(replace(examples, target="known"), work=tmp_path)

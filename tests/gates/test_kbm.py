@@ -224,7 +224,7 @@ def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
 
 def test_rows_without_samples_are_rejected_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
-    with pytest.raises(BadInput, match="Label again with samples=30"):
+    with pytest.raises(BadInput, match="Label with samples=30"):
         fit_kbm(replace(made.examples, table=replace(made.examples.table, rows=rows)), work=tmp_path)
 
 

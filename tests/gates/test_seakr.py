@@ -155,7 +155,7 @@ def test_a_label_run_without_uncertainty_has_no_entry_for_it(tmp_path):
 
 
 def test_labeling_needs_hidden_states():
-    with pytest.raises(UnsupportedSignal, match=r"seakr=True needs signals that .*: hidden"):
+    with pytest.raises(UnsupportedSignal, match=r"lacks signals that seakr=True needs: hidden"):
         Labeler(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), LabelOptions(seakr=True))
 
 

@@ -65,5 +65,5 @@ def test_a_server_is_offered_the_search_tool_and_its_call_is_the_need():
 
 def test_a_server_that_refuses_tools_is_an_error_with_advice():
     model, _ = serve(answer_or_call, status=400)
-    with pytest.raises(UnsupportedSignal, match=r"refuses tools for 'm': .*another gate"):
+    with pytest.raises(UnsupportedSignal, match=r"refuses tools for 'm': .*another LLM"):
         model.tool_call_probabilities([Prompt("Who?")], {"type": "function"})

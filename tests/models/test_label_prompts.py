@@ -53,5 +53,5 @@ def test_a_part_that_does_not_begin_with_a_label_is_refused():
 
 
 def test_a_user_turn_with_several_label_positions_is_refused():
-    with pytest.raises(BadSetting, match="can have only one part"):
+    with pytest.raises(BadSetting, match="must not have several parts"):
         Letters().encode_label_prompts([LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])

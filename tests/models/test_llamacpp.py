@@ -193,11 +193,11 @@ def test_a_draft_can_be_continued_after_other_calls(smollm_llamacpp):
 
 @pytest.mark.model
 def test_requests_beyond_the_limits_are_refused(smollm_llamacpp):
-    with pytest.raises(BadInput, match="has only 8192"):
+    with pytest.raises(BadInput, match="8192 tokens"):
         smollm_llamacpp.generate([Prompt("word " * 9_000)], max_tokens=4)
     with pytest.raises(BadSetting, match=r"samples=100 is too many .* at most 62"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(samples=100))
-    with pytest.raises(BadSetting, match="Its layers are 0 to 30"):
+    with pytest.raises(BadSetting, match="Use a layer from 0 to 30"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(layers=(31,)))
 
 

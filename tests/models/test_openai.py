@@ -173,7 +173,7 @@ def test_resume_is_greedy_and_needs_a_handle_of_this_model():
     model = connect(ChatServer())
     with pytest.raises(BadSetting, match="greedy"):
         model.generate([Prompt("q")], max_tokens=4, n=2, resume=[None])
-    with pytest.raises(BadSetting, match="reading of the same model"):
+    with pytest.raises(BadSetting, match=r"Reading\.resume` of this model"):
         model.generate([Prompt("q")], max_tokens=4, resume=[None])
 
 

@@ -114,7 +114,7 @@ def test_a_layer_that_the_server_does_not_give_is_refused(served):
     model, server = served
     with pytest.raises(
         UnsupportedSignal,
-        match=r"does not return the hidden states of layer 3, only of 4, 2\. Start the server with that layer",
+        match=r"returns hidden states of the layers 4, 2, but not of layer 3\. Start the server with that layer",
     ):
         model.read(PROMPTS, SignalRequest(layers=(2, 3)))
     assert server.ids == []
@@ -122,7 +122,7 @@ def test_a_layer_that_the_server_does_not_give_is_refused(served):
 
 def test_a_wrong_number_of_layers_is_an_error(tmp_path):
     for server, words in (
-        (VllmStates(tmp_path), "of 2 layers, but the spec lists 3"),
+        (VllmStates(tmp_path), "of 2 layers, but #layers= lists 3"),
         (SglangStates(), "cannot be divided among 3 layers"),
     ):
         with pytest.raises(BadSetting, match=words):
@@ -132,7 +132,7 @@ def test_a_wrong_number_of_layers_is_an_error(tmp_path):
 def test_a_label_run_checks_the_layers_before_it_starts(served):
     model, server = served
     assert resolve_layers("mid,last", model) == (2, 4)
-    with pytest.raises(UnsupportedSignal, match="does not return the hidden states of layer 3"):
+    with pytest.raises(UnsupportedSignal, match="but not of layer 3"):
         resolve_layers("mid,late", model)
     assert server.ids == []
 
@@ -143,7 +143,7 @@ def test_states_of_samples_are_refused(served):
 
 
 def test_vllm_needs_a_storage_folder():
-    with pytest.raises(BadSetting, match=r"Add the path of vLLM's shared_storage_path.*&storage=DIR"):
+    with pytest.raises(BadSetting, match=r"&storage=DIR.*vLLM's shared_storage_path"):
         connect(VllmStates(None)).read(PROMPTS, SignalRequest(layers=(2,)))
 
 
@@ -168,7 +168,7 @@ def test_servers_that_give_no_hidden_states_are_refused(tmp_path):
 
 
 def test_a_wrong_storage_folder_is_explained(tmp_path):
-    with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors', but it is not in .*shared_storage_path"):
+    with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors' of hidden states is missing .*shared_storage_path"):
         consume_states_file(tmp_path, "/theirs/cmpl-1.safetensors", [], timeout=0.02)
 
 
@@ -191,7 +191,7 @@ def test_states_of_other_tokens_are_refused(tmp_path):
     server = VllmStates(tmp_path)
     write = server.write
     server.write = lambda kind, ids: write(kind, [*ids, 5])
-    with pytest.raises(ModelError, match="of a different prompt"):
+    with pytest.raises(ModelError, match="of another prompt"):
         connect(server, tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 

@@ -245,7 +245,7 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     server = LabelServer("?", cards=cards)
     with pytest.raises(
         UnsupportedSignal,
-        match=r"cannot score given answers .* in a prompt, because .* Use a server of vLLM, SGLang, llama.cpp, or an hf: model",
+        match=r"cannot score given answers .* in a prompt. Use a server of vLLM, SGLang, llama.cpp, or a local model",
     ):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []
@@ -255,7 +255,7 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     ("maker", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize"), ("sglang", "/generate")]
 )
 def test_a_hidden_endpoint_is_explained(maker, path):
-    with pytest.raises(UnsupportedSignal, match=rf"{path} answered 404: no\. Reading labels or hidden states needs"):
+    with pytest.raises(UnsupportedSignal, match=rf"{path} answered 404: no\. Label scores and hidden states need"):
         connect(aligned(maker, status={path: 404})).label_logits([PROMPT], LABELS)
 
 
@@ -268,16 +268,16 @@ def test_a_refusal_contains_the_message_of_the_server(maker, path):
 @pytest.mark.parametrize(
     ("prompt", "labels", "message"),
     [
-        (PROMPT, ["true", "truth"], "'true', 'truth' cannot be told apart"),
-        (PROMPT, ["true", ""], "cannot be told apart"),
+        (PROMPT, ["true", "truth"], "'true', 'truth' begin alike"),
+        (PROMPT, ["true", ""], "begin alike"),
         (
             LabelPrompt(("ab", "truec", " false")),
             LABELS,
             "part 3 of the prompt does not start with one of the labels",
         ),
         (LabelPrompt(("ab", "")), LABELS, "part 2 of the prompt"),
-        (LabelPrompt(("ab", "truec"), raw=False), LABELS, "can have only one part"),
-        (LabelPrompt(()), LABELS, "must have some text before its first label"),
+        (LabelPrompt(("ab", "truec"), raw=False), LABELS, "several parts is not supported"),
+        (LabelPrompt(()), LABELS, "has no text before its first answer label"),
     ],
 )
 def test_invalid_label_prompts_are_refused(prompt, labels, message):
@@ -325,7 +325,7 @@ CHOICE, META = ("choices", 0), ("meta_info",)
         (
             "vllm",
             edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}),
-            "listed 1 of 5 tokens",
+            "only 1 of 5 requested token probabilities",
         ),
         ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown format"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown format"),

@@ -81,7 +81,7 @@ def test_gates_that_read_hidden_states_are_refused_at_the_start(served):
 
 def test_a_gate_that_reads_entropies_is_refused_if_few_tokens_are_listed():
     model = OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(ChatServer()))
-    with pytest.raises(UnsupportedSignal, match=r"returns too few log-probabilities.*logprob:first"):
+    with pytest.raises(UnsupportedSignal, match=r"returns too few log-probabilities.*logprob:mean"):
         bind_gate(load_gate("logprob:entropy"), model, PROMPTS)
     bind_gate(load_gate("logprob:mean"), model, PROMPTS)
 

@@ -31,16 +31,19 @@ def test_a_model_takes_the_options_of_its_spec():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("layer=3", "after the server's URL. The options are concurrency, layers, depth, storage, each at most once"),
-        ("layers=1&layers=2", "cannot parse the options"),
-        ("layers=", "the option 'layers' in the model spec must be a whole number from 0 to 100,000, got ''"),
-        ("layers=1,x", "got 'x'"),
-        ("layers=-1", "got '-1'"),
+        ("layer=3", "after the server's URL are not valid. Use concurrency, layers, depth, storage, each at most once"),
+        ("layers=1&layers=2", "after the server's URL are not valid"),
+        ("layers=", "the option 'layers' after the server's URL must be a whole number from 0 to 100,000, not ''"),
+        ("layers=1,x", "not 'x'"),
+        ("layers=-1", "not '-1'"),
         ("layers=2,2", "names a layer twice"),
-        ("layers=30&depth=30", "depth=30 in the model spec is too small for layer 30"),
-        ("storage=/tmp", "the option 'storage' in the model spec needs the option 'layers' too"),
-        ("concurrency=0", "the option 'concurrency' in the model spec must be a whole number from 1 to 1,024, got '0'"),
-        ("concurrency=1e3", "got '1e3'"),
+        ("layers=30&depth=30", "depth=30 after the server's URL is too small for layer 30"),
+        ("storage=/tmp", "the URL option 'storage' also needs the option 'layers'"),
+        (
+            "concurrency=0",
+            "the option 'concurrency' after the server's URL must be a whole number from 1 to 1,024, not '0'",
+        ),
+        ("concurrency=1e3", "not '1e3'"),
     ],
 )
 def test_invalid_options_are_refused(options, message):

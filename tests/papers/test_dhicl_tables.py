@@ -143,7 +143,7 @@ def test_label_words_that_the_model_rejects_are_left_out_with_a_message(setup, m
 
 def test_without_stored_decisions_the_error_names_the_model_to_use(setup):
     run, variants = setup
-    with pytest.raises(BadInput, match=r"of the gate dhicl\. To let the LLM decide now, set model='fake'"):
+    with pytest.raises(BadInput, match=r"of gate 'dhicl'\. To let the LLM decide now, set model='fake'"):
         build_dhicl_tables([run], variants)
 
 
@@ -167,7 +167,7 @@ def test_gates_are_timed_without_the_warm_up_questions(model):
 
 
 def test_too_few_questions_cannot_be_timed(model):
-    with pytest.raises(BadInput, match="latency needs more than 2 questions, got 2"):
+    with pytest.raises(BadInput, match="needs more than 2 questions, but got 2"):
         time_gates(["prompt"], questions()[:2], model, AnswerPrompts())
 
 

@@ -57,7 +57,9 @@ def test_a_file_of_a_newer_version_is_refused_and_not_changed(tmp_path):
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ArtifactError, match=r"a newer version of knowgate made .*format 99; this version reads up to"):
+    with pytest.raises(
+        ArtifactError, match=r"made by a newer version of knowgate. It has format 99, but this version reads at most"
+    ):
         open_log(path)
     assert read_version(path) == 99
 

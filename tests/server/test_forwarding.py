@@ -82,7 +82,7 @@ def test_question_mode_makes_one_call(serve, stub):
 
 def test_question_mode_rejects_a_gate_that_reads_drafts(invented, stub):
     settings = kg.PipelineOptions(gate="logprob:mean", docs=invented.docs)
-    with pytest.raises(kg.KnowgateError, match=r"reads a draft of the answer\. Set `way` to draft or race"):
+    with pytest.raises(kg.KnowgateError, match=r"reads a draft answer, but .* Set way='draft' or way='race'"):
         create_app(settings, ServeOptions(upstream=stub.url, way="question"))
 
 

@@ -517,8 +517,8 @@ def test_the_same_gate_twice_counts_each_request_once(serve, stub, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"audit": 0.1}, "`audit` needs `decisions`"),
-        ({"durable": True}, "`durable` needs `decisions`"),
+        ({"audit": 0.1}, "`audit` needs a decision log"),
+        ({"durable": True}, "`durable` writes to the decision log"),
         ({"max_changed": 0.1}, "Set `audit` to the share of requests"),
         ({"max_loss": 0.1}, "Set `audit` to the share of requests"),
         ({"shadow": True, "canary": 0.1}, "mutually exclusive"),

@@ -89,7 +89,7 @@ def test_the_same_name_is_accepted_and_another_is_not(serve, policy):
 def test_a_gate_that_needs_log_probabilities_is_refused_on_a_text_only_upstream(serve, stub, policy):
     stub.refuses = ("logprobs",)
     for gate in ("logprob:first", str(policy)):
-        with pytest.raises(BadSetting, match="needs log-probabilities, but the upstream returns only text"):
+        with pytest.raises(BadSetting, match="needs log-probabilities, but the upstream LLM server returns only text"):
             serve(gate=gate)
 
 

@@ -46,7 +46,7 @@ def test_the_label_is_the_cheapest_strategy_that_was_right(made, expected):
 
 
 def test_a_row_without_an_open_book_answer_is_refused():
-    with pytest.raises(BadSetting, match="Label with passages"):
+    with pytest.raises(BadSetting, match="Label again with `index`"):
         label_cheapest_strategy(row(False, None))
 
 
@@ -97,5 +97,5 @@ def test_two_classes_are_enough():
 
 
 def test_without_questions_that_are_known_it_is_refused():
-    with pytest.raises(BadInput, match="right without retrieval"):
+    with pytest.raises(BadInput, match="all of one kind"):
         fit_adaptive(examples(("single", "chained")), embedder=HashEmbedder())

@@ -64,5 +64,5 @@ def test_a_target_other_than_known_is_refused_with_what_to_type(tmp_path):
     rows = [planted_row(str(i), i % 2 == 0, 0.0) for i in range(80)]
     opened = [replace(row, open=GradedAnswer("so", correct=True), benefit=i % 2) for i, row in enumerate(rows)]
     states = planted_rows(80)[1]
-    with pytest.raises(BadSetting, match="Use target='known'"):
+    with pytest.raises(BadSetting, match="works only with target='known'"):
         fit("probe", write_run(tmp_path / "run", opened, states), out=tmp_path / "probe", balanced=True)

@@ -101,13 +101,15 @@ def test_packed_runs_without_their_questions_are_refused(tmp_path):
 
 
 def test_too_few_rows_are_refused_with_the_number_needed(tmp_path):
-    with pytest.raises(BadInput, match="needs at least 40 graded questions, but the label runs have 39"):
+    with pytest.raises(
+        BadInput, match=r"needs at least 40 graded questions, but the label runs \(recorded answers\) have 39"
+    ):
         load_examples([write_run(tmp_path / "run", planted_rows(39)[0])])
 
 
 def test_a_run_of_one_class_is_refused_with_both_counts(tmp_path):
     rows = [replace(row, closed=replace(row.closed, correct=True)) for row in planted_rows(60)[0]]
-    with pytest.raises(BadInput, match=r"8 questions that do not, but there are 0 and 60"):
+    with pytest.raises(BadInput, match=r"there are 0 questions that need retrieval and 60 questions that do not"):
         load_examples([write_run(tmp_path / "run", rows)])
 
 
@@ -152,7 +154,7 @@ def test_runs_of_one_folder_name_can_be_fitted_together(tmp_path):
 
 def test_benefit_without_open_book_answers_is_refused_with_the_way_out(tmp_path):
     run = write_run(tmp_path / "run", planted_rows(60)[0])
-    with pytest.raises(BadSetting, match=r"Label with passages, or fit with target='known'"):
+    with pytest.raises(BadSetting, match=r"with `index`, or set target='known'"):
         load_examples([run], target="benefit")
 
 
@@ -176,5 +178,5 @@ def test_a_target_nobody_asked_for_is_named_where_fitting_fails(tmp_path):
     rows, states = planted_rows(60)
     known = [replace(row, closed=replace(row.closed, correct=True)) for row in rows]
     run = write_run(tmp_path / "run", known, states)
-    with pytest.raises(BadInput, match=r"at least 8 questions that need retrieval .* but there are 0 and 60"):
+    with pytest.raises(BadInput, match=r"there are 0 questions that need retrieval and 60 .* at least 8 of each kind"):
         load_examples([run])

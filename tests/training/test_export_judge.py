@@ -106,12 +106,12 @@ def test_a_llama_cpp_that_counts_otherwise_is_found_out(made):
 
 
 def test_a_gate_without_a_judge_is_refused(tmp_path, packaged_probe):
-    with pytest.raises(BadSetting, match="contains no fine-tuned causal model"):
+    with pytest.raises(BadSetting, match="contains no causal language model"):
         export_judge(packaged_probe, tmp_path / "out")
 
 
 def test_a_judge_that_is_gguf_already_is_refused(made, tmp_path):
-    with pytest.raises(BadSetting, match="contains no fine-tuned causal model"):
+    with pytest.raises(BadSetting, match="contains no causal language model"):
         export_judge(made.out, tmp_path / "out")
 
 

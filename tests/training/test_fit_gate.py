@@ -95,7 +95,10 @@ def test_a_larger_loss_spares_more_searches(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"target": "known", "max_loss": 0.02}, "needs answers with passages, but the label runs have none"),
+        (
+            {"target": "known", "max_loss": 0.02},
+            r"but the label runs \(recorded answers\) have none",
+        ),
         ({"threshold": 0.3, "max_loss": 0.02}, "mutually exclusive"),
         ({"max_loss": 1.5}, "max_loss=1.5 is not allowed"),
     ],
@@ -123,8 +126,8 @@ def test_another_seed_splits_otherwise(run, tmp_path):
         ("kbm", {"tau": "x"}, "fit kbm: tau='x' is not allowed: it must be a number."),
         ("fusion", {"cheap": 1}, "fit fusion: cheap=1 is not allowed: it must be true or false."),
         ("fusion", {"cheap": True, "early": True}, "mutually exclusive"),
-        ("uar", {"criteria": "intent"}, "Write intent=SPEC,knowledge=SPEC,time=SPEC"),
-        ("uar", {"criteria": "intent= ,time=x"}, "Write intent=SPEC,knowledge=SPEC,time=SPEC"),
+        ("uar", {"criteria": "intent"}, "Write intent=jsonl:FILE"),
+        ("uar", {"criteria": "intent= ,time=x"}, "Write intent=jsonl:FILE"),
         (
             "probe",
             {"target": "both"},

@@ -28,9 +28,9 @@ def test_mid_is_the_middle_of_the_network_and_not_the_lowest_kept_layer(examples
 
 
 def test_a_layer_that_was_not_kept_is_an_error_that_names_the_kept_ones(examples):
-    with pytest.raises(BadSetting, match=r"no hidden states of layer='mid'\. Use one of these: 21, 28"):
+    with pytest.raises(BadSetting, match=r"no hidden states of layer='mid'\. Use one of these layers: 21, 28"):
         pick_layer(kept(examples, 21, 28, depth=29), "mid")
-    with pytest.raises(BadSetting, match=r"no hidden states of layer='4'\. Use one of these: 3, 5, 9"):
+    with pytest.raises(BadSetting, match=r"no hidden states of layer='4'\. Use one of these layers: 3, 5, 9"):
         pick_layer(kept(examples, 3, 5, 9, depth=10), "4")
 
 
@@ -40,5 +40,5 @@ def test_an_older_run_tells_its_middle_by_seakr(examples):
 
 @pytest.mark.parametrize("layers", [(4,), (3, 5, 9), (28,)])
 def test_where_nobody_knows_how_deep_the_llm_is_a_number_is_asked_for(examples, layers):
-    with pytest.raises(BadSetting, match=rf"no hidden states of layer='mid'\. Use one of these: {layers[0]}"):
+    with pytest.raises(BadSetting, match=rf"no hidden states of layer='mid'\. Use one of these layers: {layers[0]}"):
         pick_layer(kept(examples, *layers), "mid")

@@ -41,14 +41,12 @@ def with_drafts(examples, text):
 
 
 def test_answers_that_are_all_empty_are_refused(base, tmp_path):
-    with pytest.raises(BadInput, match=r"the answers without passages\. Every answer is empty"):
+    with pytest.raises(BadInput, match=r"cannot learn from these answers\. Every answer is empty"):
         fit_answer_judge(with_drafts(planted(base, 60), "  "), work=tmp_path)
 
 
 def test_an_llm_that_always_abstains_is_refused(base, tmp_path):
-    with pytest.raises(
-        BadInput, match=r"the answers without passages. Every answer declines to answer \('I don't know"
-    ):
+    with pytest.raises(BadInput, match=r"these answers. Every answer declines to answer \('I don't know"):
         fit_answer_judge(with_drafts(planted(base, 60), "I don't know."), work=tmp_path)
 
 
@@ -112,9 +110,7 @@ def test_rows_without_an_open_answer_are_left_out_of_agreement(tmp_path):
 
 def test_agreement_without_any_open_answer_is_refused(tmp_path):
     run = answered_twice(tmp_path, lambda i, row: replace(row, open=None))
-    with pytest.raises(
-        BadInput, match="compares answers with and without passages, but no question has an answer with passages"
-    ):
+    with pytest.raises(BadInput, match="needs answers with passages, but no question has one"):
         load_examples([run], target="agree")
 
 
@@ -178,7 +174,7 @@ def one_sided(tmp_path, text, correct=False):
     [
         ("", "Every answer is empty. Label with a larger `max_tokens`"),
         ("I don't know.", r"Every answer declines to answer \('I don't know.'\). Label with prompts"),
-        ("zzz", "there are 60 and 0. Label more questions"),
+        ("zzz", "at least 8 of each kind. Label more questions"),
     ],
 )
 def test_rows_that_are_all_wrong_say_why_where_it_is_plain(tmp_path, text, cause):
@@ -187,5 +183,5 @@ def test_rows_that_are_all_wrong_say_why_where_it_is_plain(tmp_path, text, cause
 
 
 def test_rows_that_are_all_right_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="there are 0 and 60"):
+    with pytest.raises(BadInput, match=r"there are 0 .* and 60 "):
         load_examples([one_sided(tmp_path, "a", correct=True)], target="known")

@@ -135,7 +135,7 @@ def test_an_interrupted_training_continues_and_ends_where_an_uninterrupted_one_d
 def test_an_unfinished_training_with_other_settings_is_not_overwritten(base, tmp_path):
     examples = planted(base, 60)
     fit_ik(examples, tokens=0, training=JudgeTrainingOptions(1, 8), work=tmp_path / "w")
-    with pytest.raises(BadSetting, match="unfinished training with other data or settings"):
+    with pytest.raises(BadSetting, match="unfinished training run with other data or settings"):
         fit_ik(examples, tokens=0, training=JudgeTrainingOptions(2, 8), work=tmp_path / "w")
 
 
@@ -153,7 +153,7 @@ def test_all_weights_can_be_trained_and_the_gate_needs_its_base_no_more(tmp_path
 
 
 def test_examples_longer_than_the_limit_are_left_out_and_counted(base, tmp_path):
-    with pytest.raises(BadInput, match="no example to train on"):
+    with pytest.raises(BadInput, match="training examples have more than 5 tokens"):
         fit_ik(planted(base, 60), tokens=0, training=JudgeTrainingOptions(max_tokens=5), work=tmp_path / "w")
 
 
@@ -241,7 +241,7 @@ def test_a_gpu_without_room_for_one_example_is_said(tmp_path):
 
 
 def test_a_training_that_skips_most_updates_is_refused(tmp_path):
-    with pytest.raises(BadSetting, match="3 of 4 updates had gradients that are not finite"):
+    with pytest.raises(BadSetting, match="3 of 4 updates had NaN or infinite gradients"):
         run_training(tmp_path, [1.0, math.nan, math.nan, math.nan])
 
 

@@ -123,12 +123,12 @@ def test_a_run_does_not_continue_with_other_settings(tmp_path: Path):
 
 def test_a_run_without_usable_questions_is_an_error(tmp_path: Path):
     questions = [asked("a", "down", "low"), asked("b", "same")]
-    with pytest.raises(BadInput, match="Of 2 questions, 2 have only helpful or only harmful"):
+    with pytest.raises(BadInput, match="Of 2 questions, 2 have only one kind"):
         run_preferences(PreferenceFolder(tmp_path / "pref"), questions, PreferenceLabeler(Table(VALUES)), data="d")
 
 
 def test_missing_candidates_are_reported_after_the_first_batch(tmp_path: Path):
-    with pytest.raises(BadInput, match="no candidate passage was found for any of the first 2 questions"):
+    with pytest.raises(BadInput, match="no passage was found for any of the first 2 questions"):
         run_preferences(
             PreferenceFolder(tmp_path / "pref"), [asked("a"), asked("b")], PreferenceLabeler(Table(VALUES)), data="d"
         )
@@ -146,7 +146,7 @@ def test_benefit_follows_the_grades():
 def test_a_question_without_gold_answer_is_a_row_with_an_error():
     bare = Question("what?", "x", contexts=(Passage("1", "text"),))
     rows = PreferenceLabeler(BenefitSource(FakeModel(), StringGrader()), split="test").label([bare, asked("q", "text")])
-    assert "needs a gold answer for every question" in (rows[0].error or "")
+    assert "Add a gold answer to every question" in (rows[0].error or "")
     assert rows[1].error is None
 
 

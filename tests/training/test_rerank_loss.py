@@ -50,5 +50,5 @@ def test_a_batch_weighs_every_positive_alike():
 
 
 def test_scores_that_are_no_numbers_stop_the_training():
-    with pytest.raises(ModelError, match="gave NaN"):
+    with pytest.raises(ModelError, match="produced NaN"):
         compute_batch_loss(Scorer(), [RankingGroup("a", ("nan", "1"), (1.0, 0.0))], 1.0)

@@ -49,5 +49,5 @@ def test_truncated_and_whole_preferences_cannot_be_combined(tmp_path):
 
 
 def test_a_model_without_tokenizer_is_rejected():
-    with pytest.raises(UnsupportedSignal, match="`cut` needs a local tokenizer"):
+    with pytest.raises(UnsupportedSignal, match="`cut` truncates passages with a local tokenizer"):
         truncate_passages(FakeModel(), [Passage("1", "x")], 4)

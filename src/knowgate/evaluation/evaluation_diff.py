@@ -132,7 +132,7 @@ def _list_shared_gates(first: EvaluationSummary, second: EvaluationSummary) -> l
     """List the gates of both evaluations. Without any, BadInput is raised."""
     gates = [gate for gate in first.gates if gate in second.gates]
     if not gates:
-        raise BadInput(f"'{first.name}' and '{second.name}' share no gate. Evaluate both with the same `gates`.")
+        raise BadInput(f"'{first.name}' and '{second.name}' have no common gate. Evaluate both with the same `gates`.")
     return gates
 
 

@@ -88,8 +88,8 @@ def load_evaluation_summary(
     manifest = RunFolder.manifest_name
     if not (folder / manifest).is_file():
         raise BadInput(
-            f"'{path}' is neither a report folder (no {SUMMARY_FILE}) nor a label run (no {manifest}). Give a report "
-            "folder of `knowgate eval`, or a label run."
+            f"'{path}' is neither a report nor a label run (recorded answers). It contains no {SUMMARY_FILE} and no {manifest}. "
+            "Give a folder made by `knowgate eval` or `knowgate label`."
         )
     evaluation = evaluate(list(gates), folder, resamples=resamples)
     return summarize_evaluation(evaluation, recommend(evaluation), str(path))
@@ -271,7 +271,7 @@ def _read_summary(folder: Path) -> EvaluationSummary:
         return _parse_summary(record, decisions, str(folder))
     except (KeyError, TypeError, AttributeError):
         raise BadInput(
-            f"{folder / SUMMARY_FILE} is not the summary of an evaluation. Give a report folder of `knowgate eval`."
+            f"{folder / SUMMARY_FILE} does not contain an evaluation summary. Give a report folder made by `knowgate eval`."
         ) from None
 
 

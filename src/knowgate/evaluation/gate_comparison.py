@@ -200,8 +200,8 @@ def _check_distinguishable(table: LabelTable) -> None:
     if table.open_right is None and (closed.all() or not closed.any()):
         grade = "right" if closed.all() else "wrong"
         raise BadInput(
-            f"cannot compare gates: every answer without passages is {grade}, and there are no answers with passages. "
-            "Evaluate other questions, or label them with passages."
+            f"the gates cannot be compared, because every answer without passages is {grade}. Evaluate other questions, or also "
+            "record answers with passages."
         )
 
 

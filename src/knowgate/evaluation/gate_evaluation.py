@@ -141,17 +141,17 @@ def _check_source(
     """Raise BadSetting if gates, label runs, questions and options do not go together."""
     check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
-        raise BadSetting("give either `runs` (recorded answers) or `data` (questions to answer now).")
+        raise BadSetting("give either `runs` or `data`. Set `runs` to recorded answers, or `data` to questions.")
     if data is not None and options.out is None:
-        raise BadSetting("`data` needs a folder for the answers. Name one with `out`.")
+        raise BadSetting("the answers to `data` need a folder. Set `out` to the folder.")
     if data is None and options.rerank is not None:
         raise BadSetting(
-            "`rerank` cannot be used with `runs`, because their questions were answered with other passages. Give the "
-            "questions as `data`, or leave `rerank` out."
+            "`rerank` cannot be used with `runs`, whose answers are already recorded. Set `data` to the questions, or leave "
+            "`rerank` out."
         )
     if not gates:
         raise BadSetting(
-            "no gate is given. Use 'auto' for every gate that the label runs support, or see: knowgate gates"
+            "no gate (decides when to search) is given. Set gates='auto' to evaluate all. To list the names: knowgate gates"
         )
 
 
@@ -264,7 +264,7 @@ def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
     """
     arbiters = {get_policy_arbiter(gate) for gate in gates} - {None, NO_ARBITER}
     if len(arbiters) > 1:
-        raise BadSetting("the policies have different arbiters. Evaluate one policy at a time, or name an `arbiter`.")
+        raise BadSetting("the gates were saved with different arbiters. Evaluate one gate at a time, or set `arbiter`.")
     return next(iter(arbiters), None)
 
 

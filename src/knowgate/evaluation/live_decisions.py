@@ -131,11 +131,11 @@ def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -
     settings = table.settings
     if settings["model_fingerprint"] != model.fingerprint:
         raise BadSetting(
-            f"the label runs were made with {settings['model']} (fingerprint {settings['model_fingerprint']}), not with "
+            f"the recorded answers come from {settings['model']} (fingerprint {settings['model_fingerprint']}), not from "
             f"{model.name} (fingerprint {model.fingerprint}). Use model={settings['model']!r}."
         )
     if settings["prompts_fingerprint"] != prompts.fingerprint:
-        raise BadSetting("the label runs were made with other prompts. Set `prompts` to the prompts of the runs.")
+        raise BadSetting("the recorded answers were made with other prompts. Set `prompts` to the prompts used then.")
 
 
 def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
@@ -148,7 +148,7 @@ def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
         return [data]
     specs: list[QuestionSource] = [spec.strip() for spec in data.split(",") if spec.strip()]
     if not specs:
-        raise BadSetting(f"data={data!r} names no questions. Give a data spec such as 'jsonl:questions.jsonl'.")
+        raise BadSetting(f"data={data!r} names no questions. Example: 'jsonl:questions.jsonl'")
     return specs
 
 
@@ -257,7 +257,7 @@ class DeciderSpec:
 def raise_undecided(question: Question, reason: str) -> list[GateDecisions]:
     """Raise ModelError for an undecided question. The evaluation must not continue with an invented score."""
     raise ModelError(
-        f"the gates could not decide on question '{question.id}': {reason}. All answers are stored. Try again."
+        f"the gates could not decide on question '{question.id}': {reason}. Try again. The answers are already stored."
     )
 
 

@@ -205,7 +205,7 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
     check_unseen(table, _parse_judge_spec(spec).folder)
     judge = load_gate(spec, plug_in=True).passage_filter
     if judge is None:
-        raise BadSetting(f"second_look={spec!r} cannot tell if passages help. Fit a gate that can: `knowgate fit kbm`")
+        raise BadSetting(f"second_look={spec!r} cannot tell whether passages help. Use a gate of `knowgate fit kbm`.")
     useful = np.zeros(len(table.rows), dtype=bool)
     for run in table.split_by_run():
         rows = list(table.subset(run.numbers).rows)
@@ -269,8 +269,8 @@ def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
     missing = sum(row.open is not None and not (row.passages and row.question) for row in rows)
     if missing:
         raise BadSetting(
-            f"second_look needs the texts of questions and passages, but {missing} rows of '{run}' were stored without "
-            "texts. Use the original label run."
+            f"`second_look` reads questions and passages, but {missing} rows of '{run}' have no texts. Use the original label "
+            "run (recorded answers)."
         )
 
 
@@ -280,7 +280,7 @@ def evaluate_second_look(
     """Measure every gate with and without a judge. `useful` is the judge's verdict on the passages of each question."""
     if table.open_right is None:
         raise BadSetting(
-            "`second_look` needs answers with passages, but the label run has none. Label again with `index`."
+            "`second_look` needs answers with passages, but the recorded answers have none. Run `knowgate label` with `index`."
         )
     return [_measure_second_look(table, gate, useful, bootstrap) for gate in gates]
 

@@ -202,8 +202,8 @@ def _check_any_measured(measured: Sequence[int], n_rows: int) -> None:
     """Raise BadInput if no question can be measured."""
     if not measured:
         raise BadInput(
-            f"rerankers can only be compared on questions with some passages that help and some that do not. None of the "
-            f"{n_rows} held-out questions is of that kind. Measure more questions with `knowgate prefer`."
+            f"none of the {n_rows} held-out questions has both helpful and unhelpful passages. Such questions are needed to "
+            "compare rerankers. Measure more with `knowgate prefer`."
         )
 
 

@@ -258,7 +258,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise BadInput("the log contains no questions to replay. Log some with `knowgate ask` and JSON output.")
+            raise BadInput("the log contains no questions. First save JSON output of `knowgate ask` in it.")
 
     @cached_property
     def needs(self) -> FloatArray:

@@ -174,8 +174,8 @@ def evaluate_actions(
     dev = table.is_dev  # the rows to learn from; the others are for the test
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few to compare no search, one search and several, which learns from "
-            "some of them and is tested on the others. Label more questions."
+            f"{len(table.rows)} questions are too few to compare no search, one search and several. Label more questions with "
+            "`knowgate label`."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)
@@ -190,8 +190,8 @@ def _get_several_right(table: LabelTable) -> BoolArray:
     """Return whether each answer after several searches is right. Raises BadSetting without any."""
     if table.iterative_right is None:
         raise BadSetting(
-            "no search, one search and several cannot be compared, because no question was answered after several "
-            "searches. Leave `price_wrong` out, or label the questions again with `iterative`."
+            "`price_wrong` needs answers after several searches, but no question has one. Leave `price_wrong` out, or label "
+            "the questions again with iterative=True."
         )
     return table.iterative_right
 

@@ -62,8 +62,8 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         explanation = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"{_get_path(location)} contains no decision of a gate{explanation}. Send more questions to the server, or "
-            "choose another `arm`."
+            f"the decision log {_get_path(location)} contains no usable decision{explanation}. Send more questions to the "
+            "server. Or choose another `arm` (group of the A/B test)."
         )
     counts = Counter(map(_get_gate_and_threshold, decisions.values()))
     most_frequent, n_events = counts.most_common(1)[0]
@@ -171,7 +171,7 @@ def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: boo
     questions = _read_distinct(location, corrections, limit)
     if not questions:
         raise BadInput(
-            f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
+            f"the decision log {_get_path(location)} contains no question texts. Start the server with keep_questions=True to "
             "store them."
         )
     found = {item.id: corrections[item.id] for item in questions if item.answers}
@@ -246,8 +246,8 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
     ((is_missing,),) = database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])
     if is_missing:
         raise BadInput(
-            f"{address.redacted} is not a decision log of the server: the table `decisions` is missing. Check the address "
-            "and its schema."
+            f"the database {address.redacted} is not a decision log: the table `decisions` is missing. Check the address and "
+            "the PostgreSQL schema."
         )
     columns, _, table_and_conditions = query.partition(" FROM ")
     yield from database.read(f"{columns} FROM {address.schema}.{table_and_conditions}")
@@ -265,7 +265,7 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "decisions" not in tables:
                 raise BadInput(
-                    f"{path} is not a decision log of the server: the table `decisions` is missing. Check the file name."
+                    f"the file {path} is not a decision log: the table `decisions` is missing. Check the file name."
                 )
             queried_table = query.split(" FROM ")[1].split()[0]
             if queried_table in tables:
@@ -274,7 +274,7 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
         if "no such column" in str(error):  # earlier versions did not store API keys
             return
         raise BadInput(
-            f"{path} cannot be read as a decision log of the server: {error}. Check the file, or restore a backup."
+            f"the decision log {path} cannot be read: {error}. Check the file, or restore a backup."
         ) from None
 
 
@@ -311,7 +311,7 @@ def _parse_record(text: Any) -> dict[str, Any]:
         return record
     decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
     if decision.need is None and not decision.rule:
-        raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
+        raise BadInput("the decision lacks the field 'need' (the score of the gate).")
     return record
 
 

@@ -117,14 +117,14 @@ def _check_log(log: LoggedTraffic) -> None:
         if log.bad_lines:
             problem = f"none of its lines can be used ({log.describe_bad_lines()})"
         raise BadInput(
-            f"the log {log.path} contains no questions: {problem}. First log some with `knowgate ask` and JSON output."
+            f"the log {log.path} contains no questions: {problem}. First save JSON output of `knowgate ask` in it."
         )
     for kind, counts in (("gates", log.gates), ("models", log.models)):
         if len(counts) > 1:
             listing = ", ".join(f"{name} {count}" for name, count in counts.most_common())
             raise BadInput(
-                f"{log.path} contains several {kind} ({listing}), whose need scores cannot be compared. Split the log "
-                "into one file for each."
+                f"the log {log.path} mixes several {kind}: {listing}. Their scores cannot be compared. Split the log into one "
+                "file for each."
             )
 
 
@@ -157,9 +157,9 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
     """
     need, retrieved = record.get("need"), record.get("retrieve")
     if isinstance(need, bool) or not isinstance(need, int | float) or not 0 <= need <= 1:
-        raise ValueError("'need' is not a number from 0 to 1")
+        raise ValueError("the field 'need' is not a number from 0 to 1")
     if not isinstance(retrieved, bool):
-        raise ValueError("'retrieve' is neither true nor false")
+        raise ValueError("the field 'retrieve' is neither true nor false")
     if record.get("rule"):  # A rule decides the same at every threshold, also at that of a gate which always retrieves.
         need = -math.inf if would_skip(record) else math.inf
     if "answer" not in record:  # written by `decide`, which gives no answer
@@ -293,7 +293,7 @@ def _get_text(record: Mapping[str, Any], key: str) -> str:
     """Return a text of a record, or '' if missing. Other types raise ValueError."""
     value = record.get(key, "")
     if not isinstance(value, str):
-        raise ValueError(f"'{key}' is not a text")
+        raise ValueError(f"the field '{key}' is not a text")
     return value
 
 
@@ -301,7 +301,7 @@ def _get_numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
     """Return an object of named numbers, or {} if missing. Other types raise ValueError."""
     value = record.get(key) or {}
     if not isinstance(value, dict) or not all(_is_amount(amount) for amount in value.values()):
-        raise ValueError(f"'{key}' is not an object of numbers")
+        raise ValueError(f"the field '{key}' must be a JSON object whose values are numbers of at least 0")
     return {name: float(amount) for name, amount in value.items()}
 
 
@@ -314,7 +314,7 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
     """Return title and text of each passage. Other types raise ValueError."""
     value = record.get("passages") or []
     if not isinstance(value, list) or not all(isinstance(passage, dict) for passage in value):
-        raise ValueError("'passages' is not a list of objects")
+        raise ValueError("the field 'passages' is not a list of JSON objects")
     return [f"{_get_text(passage, 'title')} {_get_text(passage, 'text')}" for passage in value]
 
 
@@ -340,8 +340,8 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
     table, left_out = select_usable_rows(load_label_table([path]), artifact, get_arbiter_folder(arbiter))
     if not table.rows:
         raise BadInput(
-            f"the gate '{gate}' was fitted on every question of '{path}', so replaying them proves nothing. Use a run "
-            "with other questions."
+            f"the gate '{gate}' was trained on every question of '{path}', so a replay proves nothing. Use a label run "
+            "(recorded answers) with other questions."
         )
     scores = score_gate(table, gate)
     choices = None if arbiter == NO_ARBITER else arbitrate(table, arbiter)

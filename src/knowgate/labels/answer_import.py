@@ -375,9 +375,9 @@ def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
     missing = [record for record in records if not isinstance(record.get(key), str)]
     if key and missing:
         raise BadInput(
-            f"{len(missing)} of {len(records)} questions have no text in the field '{key}', neither in 'meta' nor at "
-            f"the top level. The first is '{missing[0].question.id}'; its fields are: {missing[0].list_fields()}. Name "
-            "the field that holds the answer. If the LLM gave no answer, write an empty text, which counts as wrong."
+            f"{len(missing)} of {len(records)} questions have no text in the field '{key}'. Question '{missing[0].question.id}' "
+            f"has these fields: {missing[0].list_fields()}. Name the field with the answer, or write an empty text for a "
+            "missing answer."
         )
 
 
@@ -385,8 +385,8 @@ def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
     """Raise BadInput if no question has a grade in the field `key`. The name must be wrong then."""
     if key and records and all(record.get(key) is None for record in records):
         raise BadInput(
-            f"no question has a grade in the field '{key}'. The fields of the first question are: "
-            f"{records[0].list_fields()}. Name the field that contains the grade; write a nested field with dots."
+            f"no question has a grade in the field '{key}'. The first question has these fields: {records[0].list_fields()}. "
+            "Name the field with the grade, such as scores.correct if it is nested."
         )
 
 

@@ -179,7 +179,7 @@ def load_graders(
     """
     name_list = [name.strip() for name in names.split(",")]
     if len(name_list) > 2 or len(set(name_list)) < len(name_list):
-        raise BadSetting(f"grade={names!r} is not allowed. Use one grader, or two such as 'contains,judge'.")
+        raise BadSetting(f"grade={names!r} names over two graders, or one twice. Use one or two: 'contains,judge'.")
     graders = [load_grader(name, judge, style) for name in name_list]
     second_grader = graders[1] if len(graders) > 1 else None
     return graders[0], second_grader

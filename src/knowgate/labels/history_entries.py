@@ -65,8 +65,8 @@ def is_known(answer: GradedAnswer, rule: KnownRule) -> bool | None:
     grades = [correct for correct in answer.sample_correct if correct is not None]
     if not grades:
         raise BadInput(
-            f"rule='{rule}' needs sampled answers, but the label run has none. Label the questions with samples=10, or "
-            "use rule='greedy'."
+            f"rule='{rule}' needs sampled answers, but the label run (recorded answers) has none. Label again with samples=10, "
+            "or use rule='greedy'."
         )
     return all(grades) if rule == "all" else sum(grades) * 2 > len(grades)
 

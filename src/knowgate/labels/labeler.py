@@ -92,13 +92,13 @@ class Labeler:
         """Raise an error if the options do not suit the model."""
         if self.options.iterative and (self.retriever is None or self.options.closed_book):
             raise BadSetting(
-                "iterative=True searches an index several times per question. Set `index`, and leave `closed_book` out."
+                "iterative=True needs an index, because it searches several times. Set `index`, and leave `closed_book` out."
             )
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.options.seakr else set()
         if missing:
             raise UnsupportedSignal(
-                f"seakr=True needs signals that the model '{self.model.name}' does not give: "
-                f"{', '.join(sorted(missing))}. Use another model, or leave `seakr` out."
+                f"the model '{self.model.name}' lacks signals that seakr=True needs: {', '.join(sorted(missing))}. Use another "
+                "model, or leave `seakr` out."
             )
         check_sampling(self.options.sampling)
         _ = self.layers  # raises an error before anything is generated

@@ -120,8 +120,8 @@ class LabelOptions(AnswerOptions):
         shown = self.k or DEFAULT_PASSAGES
         if self.rerank is not None and self.closed_book:
             raise BadSetting(
-                "`rerank` and `closed_book` are mutually exclusive: without retrieval there is nothing to rerank. "
-                "Use one of them."
+                "`rerank` and `closed_book` are mutually exclusive. Use one of them: without passages there is nothing to "
+                "rerank."
             )
         if self.rerank is not None and self.candidates < shown:
             raise BadSetting(
@@ -129,7 +129,9 @@ class LabelOptions(AnswerOptions):
                 "`candidates`, or lower `k`."
             )
         if self.mask_samples and not self.mask:
-            raise BadSetting(f"mask_samples={self.mask_samples} needs masked passages. Set mask=True.")
+            raise BadSetting(
+                f"mask_samples={self.mask_samples} needs masked passages, but `mask` is off. Set mask=True."
+            )
         return self
 
     @property

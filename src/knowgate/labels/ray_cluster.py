@@ -24,8 +24,7 @@ CONNECT_TIMEOUT = 5.0  # seconds; Ray itself would try for minutes
 OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here; enough, since rows arrive in batches
 MAX_WORKERS = 10_000
 START_HINT = (
-    "Start a cluster with `ray start` and give its address (runner='ray:HOST:PORT'), or use only this machine: "
-    "runner='ray:local'"
+    "Start a cluster with `ray start`, and set runner='ray:HOST:PORT'. Or use only this machine: runner='ray:local'"
 )
 
 
@@ -64,7 +63,7 @@ class RayCluster:
         location, _, query = spec.partition("?")
         name, address = split_spec(location)
         if name != "ray":
-            raise BadSetting(f"unknown runner '{spec}'. Known: local, ray, ray:local, ray:HOST:PORT.")
+            raise BadSetting(f"unknown runner '{spec}'. Use local, ray, ray:local or ray:HOST:PORT.")
         options = ",".join(f"{key}={value}" for key, value in parse_qsl(query, keep_blank_values=True))
         address = address or ANY_CLUSTER
         if address not in (LOCAL_CLUSTER, ANY_CLUSTER):
@@ -174,9 +173,8 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
     if n_workers > capacity:
         total = f"{sum(node.cpus for node in nodes):g} cores and {sum(node.gpus for node in nodes):g} GPUs"
         raise BadSetting(
-            f"{n_workers} workers with {cpus:g} cores and {gpus:g} GPUs each do not fit the Ray cluster, whose "
-            f"{len(nodes)} machines have {total}. At most {capacity} such workers fit. Ask for fewer or smaller "
-            f"workers: runner='ray:...?workers={max(capacity, 1)}'"
+            f"the {len(nodes)} machines of the Ray cluster have {total}, too little for {n_workers} workers. Each worker needs "
+            f"{cpus:g} cores and {gpus:g} GPUs. Use fewer or smaller workers: runner='ray:...?workers={max(capacity, 1)}'"
         )
     return WorkerResources(n_workers, gpus, cpus)
 
@@ -220,6 +218,6 @@ def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
     others = [f"{node.host}: {version}" for node, version in zip(nodes, versions, strict=True) if version != VERSION]
     if others:
         raise BadSetting(
-            f"the machines of the Ray cluster need the same version of knowgate as this one ({VERSION}), but they "
-            f"have: {'; '.join(others)}. Install it there: pip install 'knowgate=={VERSION}'"
+            f"some machines of the Ray cluster have another version of knowgate: {'; '.join(others)}. Install version {VERSION} "
+            f"there: pip install 'knowgate=={VERSION}'"
         )

@@ -72,8 +72,7 @@ def require_name(what: str, value: Any) -> str | None:
     if isinstance(value, str) or hasattr(value, "__fspath__"):
         return str(value)
     raise BadSetting(
-        f"the Ray runner cannot send a {type(value).__name__} object to other machines. Give the {what} as a spec or "
-        "a path."
+        f"the Ray runner cannot send a {type(value).__name__} object to other machines. Give the {what} as a name or a path."
     )
 
 
@@ -250,8 +249,8 @@ class RayScheduler(Generic[Result]):
         max_deaths = MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.workers
         if self.deaths >= max_deaths:
             raise ModelError(
-                f"{self.deaths} workers of the Ray cluster died in a row before they finished a batch: "
-                f"{reason[:300]}. The usual cause is too little memory. Use fewer workers: runner='ray:...?workers=1'"
+                f"{self.deaths} Ray workers died in a row: {reason[:300]}. The usual cause is too little memory. Use fewer "
+                "workers: runner='ray:...?workers=1'"
             )
         log.warning("a worker died; a new one takes over its questions")
         if worker.batch is not None:
@@ -301,8 +300,8 @@ class RayScheduler(Generic[Result]):
         ]
         if differences:
             raise BadSetting(
-                f"a machine of the Ray cluster has different files than this one: {'; '.join(differences)}. Copy the "
-                "same model and index to the same path on all machines."
+                f"a machine of the Ray cluster has other files than this one: {'; '.join(differences)}. Copy the same model and "
+                "index to the same path on all machines."
             )
 
     def _handle_error(self, worker: WorkerHandle, result: WorkerResult[Any]) -> Iterator[Result]:

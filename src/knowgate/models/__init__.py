@@ -62,7 +62,7 @@ def load_model(spec: str) -> Model:
     """
     name, value = split_spec(spec)
     if suggestion := _suggest_spec(spec):
-        raise BadSetting(f"unknown model '{spec}'. Did you mean {suggestion}? To list model specs: knowgate models")
+        raise BadSetting(f"unknown model '{spec}'. Did you mean {suggestion}? To list all models: knowgate models")
     factory = load_entry(MODELS, "model", name, "knowgate.models")
     if name in SPECS_WITHOUT_VALUE and value:
         raise BadSetting(f"model '{name}' takes no value after the colon, but '{spec}' has one. Use '{name}' alone.")

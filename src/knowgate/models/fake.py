@@ -82,10 +82,10 @@ class FakeEntry:
 def read_fake_table(path: Path) -> dict[str, Any]:
     """Read the table of a fake model, a JSON object of question -> entry."""
     if not path.is_file():
-        raise BadInput(f"the table file of the fake model does not exist: {path}. Check the path after 'fake:'.")
+        raise BadInput(f"the answer table of the fake model does not exist: {path}. Check the path after 'fake:'.")
     table = read_json(path)
     if not isinstance(table, dict):
-        raise BadInput(f'{path} is not a JSON object. Write it as {{"question": "answer", ...}}.')
+        raise BadInput(f'the answer table {path} is not a JSON object. Write it as {{"question": "answer", ...}}.')
     return table
 
 
@@ -103,7 +103,7 @@ def parse_fake_entry(key: str, value: object) -> FakeEntry:
     if isinstance(value, str):
         return FakeEntry(closed=value)
     if not isinstance(value, Mapping):
-        raise BadInput(f"{where} must be a string (the answer) or an object, got {format_value(value)}.")
+        raise BadInput(f"{where} must be a string (the answer) or a JSON object, not {format_value(value)}.")
     return read_record(FakeEntry, dict(value), where)
 
 
@@ -198,7 +198,7 @@ class FakeModel(backend.SinglePromptBackend):
 
     def _check_offered(self, signal: Signal, is_requested: bool) -> None:
         if is_requested and signal not in self.offers:
-            raise UnsupportedSignal(f"'{self.name}' does not support the signal '{signal}'. Use another model.")
+            raise UnsupportedSignal(f"the model '{self.name}' does not return the signal '{signal}'. Use another one.")
 
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return the requested signals of one prompt."""
@@ -307,7 +307,7 @@ class FakeModel(backend.SinglePromptBackend):
                 depends on it too.
         """
         if not -self._layers - 1 <= layer <= self._layers:
-            raise BadSetting(f"'{self.name}' has no layer {layer}. Its layers are 0 to {self._layers}.")
+            raise BadSetting(f"the model '{self.name}' has no layer {layer}. Use a layer from 0 to {self._layers}.")
         index = layer % (self._layers + 1)
         side = 1.0 if self._is_known(prompt.text) else -1.0
         noise = _draw_noise(self._width, "state", prompt.text, index, position)

@@ -131,7 +131,7 @@ def check_exportable(config: Any) -> None:
         )
     if (rope_type := config.rope_parameters.get("rope_type", "default")) != "default":
         raise BadSetting(
-            f"scaled position embeddings ('{rope_type}') cannot be exported to GGUF. Use the gate without exporting it."
+            f"the base model's position embeddings ('{rope_type}') cannot be exported to GGUF. Use the gate without an export."
         )
 
 
@@ -218,7 +218,7 @@ def _add_tensors(writer: Any, model: Any, number_format: GgufFormat, on_progress
     for done, (key, tensor) in enumerate(tensors.items(), start=1):
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise BadSetting(f"GGUF has no name for the tensor '{key}' of the base model. Do not export the gate.")
+            raise BadSetting(f"the tensor '{key}' cannot be exported to GGUF. Use the gate without exporting it.")
         values = _permute_heads(key, tensor.detach().float().cpu().numpy(), config)
         dtype = _choose_tensor_format(values, number_format)
         writer.add_tensor(name, gguf.quantize(values, dtype), raw_dtype=dtype)
@@ -338,7 +338,7 @@ def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
     if name is not None and description["model"]["type"] == "BPE":
         return name
     raise BadSetting(
-        "the tokenizer of this base model cannot be exported to GGUF: llama.cpp does not support "
-        f"{description['model']['type']} with {' and '.join(map(str, kinds)) or 'no word splitting'}. Fit the judge on a "
-        "GGUF file of the same base model instead: base='gguf:FILE'."
+        "the tokenizer of this base model cannot be exported to GGUF. llama.cpp does not support "
+        f"{description['model']['type']} with {' and '.join(map(str, kinds)) or 'no word splitting'}. Fit the gate on a GGUF "
+        "file of the same model instead: base='gguf:FILE'"
     )

@@ -208,7 +208,7 @@ class LocalBackend(GeneratingBackend):
 
         chat = [prompt for prompt in prompts if self._is_chat(prompt)]
         if any(len(prompt.parts) > 1 or prompt.prefix for prompt in chat):
-            raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
+            raise BadSetting("a chat prompt must not have several parts or a prefix. Use a prompt with raw=True.")
         prefixes = self._tokenize_prefixes(prompts)
         all_parts = self._tokenize_parts(prompts)
         encoded = []
@@ -325,8 +325,8 @@ class LocalBackend(GeneratingBackend):
         """Raise BadInput if a prompt of `n_tokens` and an answer of `max_tokens` exceed the context window."""
         if n_tokens + max_tokens > self.context_window:
             raise BadInput(
-                f"the prompt has {n_tokens} tokens and the answer may have {max_tokens}, but the context window of "
-                f"{self.name} has only {self.context_window}. Shorten the question, or use fewer or shorter passages."
+                f"the prompt ({n_tokens} tokens) and the answer ({max_tokens}) exceed the context window of {self.name}: "
+                f"{self.context_window} tokens. Shorten the question, or use fewer or shorter passages."
             )
 
     def _encode(self, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
@@ -385,5 +385,5 @@ class LocalBackend(GeneratingBackend):
         """
         for layer in layers:
             if not -self.depth <= layer < self.depth:
-                raise BadSetting(f"{self.name} has no layer {layer}. Its layers are 0 to {self.depth - 1}.")
+                raise BadSetting(f"the model {self.name} has no layer {layer}. Use a layer from 0 to {self.depth - 1}.")
         return [layer % self.depth for layer in layers]

@@ -63,18 +63,18 @@ def read_manifest(folder: Path) -> RecordingManifest:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise ArtifactError(
-            f"{folder} is not a recording: it has no {MANIFEST_FILE}. To make one, ask questions with record={folder}"
+            f"the folder {folder} is not a recording: it has no {MANIFEST_FILE}. To make one, ask questions with record={folder}"
         )
     try:
         value = read_json(path)
         if value["version"] != RECORDING_VERSION:
             raise ArtifactError(
-                f"the recording {folder} has the format version {str(value['version'])[:40]}, but this release of "
-                f"knowgate reads only version {RECORDING_VERSION}. Record it again."
+                f"the recording {folder} has format version {str(value['version'])[:40]}, but this knowgate reads only version "
+                f"{RECORDING_VERSION}. Record it again."
             )
         return read_record(RecordingManifest, value, MANIFEST_FILE, ignore_unknown=True)
     except (BadInput, KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder} has a broken {MANIFEST_FILE} ({error}). Record it again.") from None
+        raise ArtifactError(f"recording {folder} has a broken {MANIFEST_FILE} ({error}). Record it again.") from None
 
 
 def write_manifest(folder: Path, manifest: RecordingManifest) -> None:
@@ -150,7 +150,7 @@ def decode_array(value: Mapping[str, Any]) -> Vector:
     """Convert a JSON object from `encode_array` back to an array."""
     data = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype="<f4")
     if not np.isfinite(data).all():
-        raise BadInput("an array contains NaN or infinite values.")
+        raise BadInput("a recorded array contains NaN or infinite values.")
     return data.astype(np.float32).reshape(value["shape"])
 
 

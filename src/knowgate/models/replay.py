@@ -158,8 +158,8 @@ class RecordingModel(Backend):
         recorded = recording.read_manifest(self._folder)
         if recorded.fingerprint != manifest.fingerprint:
             raise ArtifactError(
-                f"{self._folder} already contains a recording of {recorded.name} ({recorded.fingerprint}), but this "
-                f"model is {manifest.name} ({manifest.fingerprint}). Record into another folder."
+                f"the recording in {self._folder} is of {recorded.name} ({recorded.fingerprint}), but this model is "
+                f"{manifest.name} ({manifest.fingerprint}). Record into another folder."
             )
 
     def _record(
@@ -257,8 +257,8 @@ class ReplayModel(Backend):
             key = recording.compute_call_key(self.fingerprint, method, prompt, prompt_options)
             if key not in self._offsets:
                 raise ModelError(
-                    f"the recording {self._folder} has no '{method}' result for the prompt {_shorten_prompt(prompt)} "
-                    "with these settings. Record again with this prompt and these settings."
+                    f"the recording {self._folder} has no '{method}' result for the prompt {_shorten_prompt(prompt)} with these "
+                    "settings. Record again with both."
                 )
             results.append(self._decode(key, decode))
         return results
@@ -270,7 +270,9 @@ class ReplayModel(Backend):
                 file.seek(self._offsets[key])
                 return decode(key, recording.parse_result(file.readline(), key))
         except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ArtifactError(f"the result {key[:12]} in {self._folder} is broken ({error}). Record again.") from None
+            raise ArtifactError(
+                f"the result {key[:12]} in {self._folder} is damaged ({error}). Record again."
+            ) from None
 
 
 def _reading_options(request: SignalRequest) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str
     for label in labels:
         tokens = tokenize(label) if label else ()
         if not tokens or tokens[0] in first_tokens:
-            raise BadSetting(f"the labels {', '.join(map(repr, labels))} cannot be told apart. Choose other labels.")
+            raise BadSetting(f"the labels {', '.join(map(repr, labels))} begin alike or are empty. Use other labels.")
         first_tokens.append(tokens[0])
     return first_tokens
 

@@ -39,7 +39,7 @@ def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: 
     rendered = _render(tokenizer, messages, tool) if tokenizer.chat_template else ""
     if str(tool["function"]["description"]) not in rendered:
         raise UnsupportedSignal(
-            f"the chat template of {model} does not support tools. Use another gate, or an LLM that can call tools."
+            f"the chat template of {model} does not support tools. Use an LLM that calls tools, or a gate without tools."
         )
     return rendered
 
@@ -61,7 +61,7 @@ def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
     answer = with_call.removeprefix(shared).lstrip()
     if tool["function"]["name"] not in answer:
         raise UnsupportedSignal(
-            f"the chat template of {model} does not show how a tool call begins. Use openai:MODEL@URL, or another gate."
+            f"the chat template of {model} does not show how a tool call begins. Use openai:MODEL@URL, or a gate without tools."
         )
     return int(tokenizer.encode(answer, add_special_tokens=False)[0])
 

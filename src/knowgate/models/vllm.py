@@ -101,7 +101,7 @@ class VllmModel(LocalBackend):
             UnsupportedSignal: Hidden states are requested.
         """
         if request.layers or request.sample_layer is not None:
-            raise UnsupportedSignal(f"{self.name} returns no hidden states. Use an hf: model, or another gate.")
+            raise UnsupportedSignal(f"{self.name} returns no hidden states. Use hf:NAME, or a gate that needs none.")
         with self.lock:
             ids = self._encode(prompts, get_max_tokens(request))
             top = ENTROPY_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS

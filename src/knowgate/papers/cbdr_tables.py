@@ -115,8 +115,8 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
         other_ids = sorted(row.id for row in other.table.rows)
         if other_ids != ids:
             raise BadSetting(
-                f"the label runs {', '.join(first.table.runs)} and {', '.join(other.table.runs)} have different questions. "
-                "Label the same questions with each set of passages, or sweep the runs separately."
+                f"the label runs (recorded answers) {', '.join(first.table.runs)} and {', '.join(other.table.runs)} have "
+                "different questions. Label the same questions in each run, or give only one run."
             )
 
 

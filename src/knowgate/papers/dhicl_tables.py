@@ -134,7 +134,9 @@ def build_dhicl_tables(
         BadSetting: A run was made with another LLM or other prompts, or a cut is to be learned without a model.
     """
     if cut_questions and model is None:
-        raise BadSetting("`learn_cut` needs an LLM to judge logged questions. Set `model`, or leave `learn_cut` at 0.")
+        raise BadSetting(
+            "`learn_cut` needs an LLM that judges logged questions. Set `model`, or leave `learn_cut` at 0."
+        )
     tables = {}  # name of the run -> its questions and answers
     for run in runs:
         if model is not None:
@@ -193,7 +195,7 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
     name = variants.make_name(variants.standard)
     if name not in table.recorded_needs:
         advice = f"To let the LLM decide now, set model={table.settings['model']!r}."
-        raise BadInput(f"the label run '{run}' has no stored decisions of the gate {name}. {advice}")
+        raise BadInput(f"the recorded answers in '{run}' have no decisions of gate '{name}'. {advice}")
     return table
 
 
@@ -358,7 +360,7 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
     prompts = prompts or AnswerPrompts()
     bound = bind_gate(gate, model, prompts)
     if not isinstance(bound, DhiclGate) or bound.scope is None:
-        raise BadSetting("`learn_cut` needs the gate dhicl with a log of questions. Write dhicl:LOG.")
+        raise BadSetting("`learn_cut` needs the gate 'dhicl' with a log of questions. Example: dhicl:history.db")
     store = open_history_store(gate.history, gate.embedder)
     entries = store.sample(questions, bound.scope, exclude=(KnowledgeLabel.TIME_SENSITIVE,))
     known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in entries], dtype=bool)
@@ -376,7 +378,7 @@ def _check_class_sizes(known: BoolArray) -> None:
     if min(known.sum(), (~known).sum()) < MIN_CLASS_SIZE:
         counts = f"{known.sum()} of the {len(known)} logged questions are known"
         raise BadSetting(
-            f"{counts}; a threshold needs {MIN_CLASS_SIZE} known and unknown ones each. Log more questions."
+            f"{counts}. A threshold needs {MIN_CLASS_SIZE} known and {MIN_CLASS_SIZE} unknown questions. Log more questions."
         )
 
 

@@ -73,7 +73,8 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     wrong = [row for row in graded if not _is_right(row)]
     if not right or not wrong:
         raise BadInput(
-            f"the answers are {len(right)} right and {len(wrong)} wrong; KB-SAT needs both. Label more questions."
+            f"the recorded answers are {len(right)} right and {len(wrong)} wrong, but KB-SAT data needs both. Label more "
+            "questions."
         )
     rng = random.Random(seed)
     size = min(len(right), len(wrong))
@@ -320,6 +321,6 @@ def read_known_labels(questions: Sequence[Question]) -> list[bool]:
     for question in questions:
         if not isinstance(question.meta.get("known"), bool):
             raise BadInput(
-                f"the question '{question.id}' has no field meta.known. Make some with `knowgate label`: kb_sat=FILE."
+                f"question '{question.id}' has no field meta.known. Use questions that `knowgate label` wrote with kb_sat=FILE."
             )
     return [bool(question.meta["known"]) for question in questions]

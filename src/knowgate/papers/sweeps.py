@@ -143,7 +143,8 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     if not names:
         recorded = ", ".join(table.recorded_needs) or "no gate"
         raise BadInput(
-            f"the label runs have decisions of {recorded}, but not of '{prefix}'. Add some: `knowgate eval`."
+            f"the recorded answers have decisions of {recorded}, but not of gate '{prefix}'. Add them: `knowgate eval` with "
+            "record=True."
         )
     columns = ("retrieval", "accuracy", "random", "gain")
     rows = []
@@ -264,7 +265,7 @@ def time_gates(
     """
     if len(questions) <= WARMUP_QUESTIONS:
         raise BadInput(
-            f"latency needs more than {WARMUP_QUESTIONS} questions, got {len(questions)}. Give more questions."
+            f"a latency test needs more than {WARMUP_QUESTIONS} questions, but got {len(questions)}. Give more questions."
         )
     bound = {get_gate_name(gate): bind_gate(load_gate(gate, plug_in=plug_in), model, prompts) for gate in gates}
     seconds: dict[str, list[float]] = {name: [] for name in bound}

@@ -239,7 +239,7 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
         is_default_gate = settings.gate == DEFAULT_GATE
         model = model or UpstreamDraftModel(options.upstream, options.upstream_model, asks_upstream=is_default_gate)
     elif options.way is not None:
-        raise BadSetting("`way` works only with `upstream`. Remove `way`, or set `upstream`.")
+        raise BadSetting("the option `way` works only with the option `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)
     if isinstance(rag.model, UpstreamDraftModel):
         check_upstream_logprobs(rag.gate, rag.model)
@@ -255,15 +255,15 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     reads_draft = not gate_service.get_signal_request(rag, RequestTrace()).is_empty
     if options.way == "question" and reads_draft:
         raise BadSetting(
-            f"way='question' decides before the LLM answers, but the gate '{rag.gate.name}' reads a draft of the "
-            "answer. Set `way` to draft or race, or use a gate that reads only the question."
+            f"the gate '{rag.gate.name}' reads a draft answer, but with way='question' there is none. Set way='draft' or "
+            "way='race', or use a gate that reads only questions."
         )
     uses_drafts = reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")
     has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not uses_drafts
     if options.upstream is not None and has_unused_arbiter:
         raise BadSetting(
-            f"`arbiter` compares draft answers, but there are none: the gate '{rag.gate.name}' reads only the question. "
-            "Remove `arbiter`, or use a gate that reads drafts."
+            f"the option `arbiter` compares draft answers, but the gate '{rag.gate.name}' works without drafts. Remove "
+            "`arbiter`, or use a gate that reads drafts."
         )
     return gate_service
 
@@ -322,9 +322,8 @@ def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:
         )
         return
     raise BadSetting(
-        f"gate='{gate.name}' needs log-probabilities, but the upstream returns only text. Turn them on in the "
-        "upstream. Or leave `gate` out to retrieve for everything but small talk. Or fit a policy for text-only LLMs "
-        "with `knowgate import-answers` and `knowgate fit`."
+        f"the gate '{gate.name}' needs log-probabilities, but the upstream LLM server returns only text. Turn them on in that "
+        "server, or leave `gate` out. To train a gate on texts alone, use `knowgate import-answers` and `knowgate fit`."
     )
 
 

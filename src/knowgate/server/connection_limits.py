@@ -186,7 +186,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._parsed_bytes += size
         if self._parsed_bytes > MAX_HEADER_BYTES:
             self._reject_large_headers()
-            raise ValueError("the headers are too large")  # stops the parser
+            raise ValueError("the request headers are too large")  # stops the parser
 
     def on_headers_complete(self) -> None:
         """Check the headers of a request, and start to process it. A ValueError stops the parser."""
@@ -207,7 +207,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._chunks += 1
         if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
             self._reject(400, "The body has too many small chunks.")
-            raise ValueError("too many small chunks")  # stops the parser
+            raise ValueError("the request body has too many small chunks")  # stops the parser
         if not self._responded_early:
             self._wait_for_headers()
 

@@ -129,7 +129,7 @@ class SqliteStore:
             FileNotFoundError: The file was deleted or replaced, so what is written would be lost.
         """
         if not self._path.exists() or self._path.stat().st_ino != self._inode:
-            raise FileNotFoundError(f"{self._path} was deleted or replaced. Restart the server to make a new one.")
+            raise FileNotFoundError(f"{self._path} was deleted or replaced. Restart the server to create a new one.")
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             yield _StorableTransaction(self._connection)
@@ -270,8 +270,8 @@ def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Seque
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > len(steps):
         raise ArtifactError(
-            f"a newer version of knowgate made the database {path} (format {version}; this version reads up to "
-            f"{len(steps)}). The file was not changed. Install the newer version, or restore a backup."
+            f"the database {path} was made by a newer version of knowgate. It has format {version}, but this version reads at "
+            f"most format {len(steps)}. Install the newer version, or restore a backup."
         )
     has_tables = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' LIMIT 1").fetchone()
     return version or (1 if has_tables else 0)

@@ -47,8 +47,8 @@ def run_server(
     """
     if not options.is_local and options.keys is None:
         raise BadSetting(
-            f"host='{options.host}' can be reached from other machines, so the server needs API keys. "
-            "Create a key with `knowgate keys add NAME`, then set `keys` to the file of keys."
+            f"with host='{options.host}', other machines can reach the server, so it needs API keys. Create a key with "
+            "`knowgate keys add NAME`. Then set `keys` to the key file."
         )
     with require_extra("knowgate serve", "serve"):
         import uvicorn
@@ -76,7 +76,7 @@ def run_server(
         on_start()
         supervisor.run()
         if supervisor.has_failed:
-            raise BadSetting("the workers of the server could not start. The messages before this one say why.")
+            raise BadSetting("the worker processes of the server could not start. The messages above say why.")
 
 
 def _check_port(options: ServeOptions) -> None:

@@ -198,8 +198,7 @@ def load_serve_options(settings: PipelineOptions, overrides: ServeOptions | None
     if misplaced:
         name = misplaced[0]
         raise BadSetting(
-            f"knowgate.toml [serve]: '{name}' is not an option of this table. Move it to the top of the file, before the "
-            "first table."
+            f"knowgate.toml: the table [serve] has no option '{name}'. Move it to the top of the file, before the first table."
         )
     changes = {} if overrides is None else get_set_fields(overrides)
     return read_options(ServeOptions, {**settings.serve, **changes}, "knowgate.toml [serve]")

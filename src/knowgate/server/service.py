@@ -266,7 +266,7 @@ class Service:
             ApiError: 404 if the server has no upstream.
         """
         if self.forwarder is None:
-            raise json_api.make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
+            raise json_api.make_missing_error(f"no upstream server for {request.url.path}", "upstream", "no_upstream")
         path = request.url.path.removeprefix("/v1")
         max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         body = await self.read_request(request, max_values)
@@ -399,7 +399,7 @@ class Service:
     def _require_learner(self) -> TrafficLearner:
         """Return the component that learns from requests. Raise a 404 error without one."""
         if self.learner is None:
-            raise json_api.make_missing_error("no audits and no history of labels", "audit", "off")
+            raise json_api.make_missing_error("no audits to learn from", "audit", "off")
         return self.learner
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:

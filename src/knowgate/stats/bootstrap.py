@@ -169,7 +169,7 @@ def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Est
         BadInput: There are no values.
     """
     if not len(values):
-        raise BadInput("there are no questions to measure on. Label some first: knowgate label")
+        raise BadInput("there are no questions to measure. Record some answers first: knowgate label")
     if len(values) > LARGE_SAMPLE:
         distinct = np.unique(values)
         if len(distinct) <= MAX_DISTINCT_VALUES:

@@ -73,7 +73,7 @@ def label_cheapest_strategy(row: LabelRow) -> str | None:
         return "no"
     if row.open is None:
         raise BadSetting(
-            f"the gate 'adaptive' needs answers with passages, but question '{row.id}' has none. Label with passages."
+            f"the gate 'adaptive' needs answers with passages, but question '{row.id}' has none. Label again with `index`."
         )
     if row.open.correct:
         return "one"
@@ -101,8 +101,8 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
     present = {COMPLEXITY_CLASSES[number] for number in classes[train]}
     if len(present) < 2 or "no" not in present:
         raise BadInput(
-            "the gate 'adaptive' needs questions that the LLM answers right without retrieval, and others that it "
-            "does not. The label runs have only one kind. Label more questions."
+            "the gate 'adaptive' learns from right and from wrong answers without passages. The recorded answers are all of "
+            "one kind. Label more questions with `knowgate label`."
         )
     fits = [_fit_classes(vectors[train], classes[train], c) for c in C_GRID]
     return max(fits, key=lambda tensors: _mean_log_likelihood(tensors, vectors[dev], classes[dev]))

@@ -222,7 +222,7 @@ def fit_arbiter(
         mode = "lora" if options else "features"
     function = load_arbiter_fit_function(mode)
     if not runs:
-        raise BadSetting("fit arbiter needs labeled questions. Set `labels` to folders made by `knowgate label`.")
+        raise BadSetting("an arbiter learns from recorded answers. Set `labels` to folders made by `knowgate label`.")
     folder = Path(out)
     check_seed(seed)
     check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)  # before the training

@@ -122,8 +122,8 @@ def _select_opened(table: LabelTable, runs: Sequence[Path]) -> LabelTable:
     indices = [i for i, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     if not indices:
         raise BadInput(
-            f"no question in {', '.join(map(str, runs))} has an answer with passages, so an arbiter has nothing to "
-            "choose between. Label with an index, or import both answers."
+            f"no question in {', '.join(map(str, runs))} has an answer with passages. An arbiter chooses between answers with "
+            "and without passages. Run `knowgate label` with `index`, or import both answers."
         )
     return table.subset(indices)
 
@@ -133,12 +133,12 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
     for side, name in SIDE_NAMES.items():
         problem = examples.describe_useless_answers([getattr(pair, side).text for pair in pairs.answers])
         if problem:
-            raise BadInput(f"an arbiter has nothing to learn from the {name} answers. {problem}")
+            raise BadInput(f"an arbiter (chooses between two answers) cannot learn from the {name} answers. {problem}")
     n_pairs, n_different = len(pairs.answers), int(pairs.differ.sum())
     if n_different < MIN_PAIRS:
         raise BadInput(
-            f"fitting an arbiter needs at least {MIN_PAIRS} questions whose answers with and without passages differ, "
-            f"but only {n_different} of {n_pairs} do. Label more questions."
+            f"an arbiter (chooses between two answers) needs {MIN_PAIRS} questions with two different answers. Only "
+            f"{n_different} of {n_pairs} questions have them. Label more questions with `knowgate label`."
         )
     _check_grades("closed-book", pairs.closed_right, pairs)
     _check_grades("open-book", pairs.open_right, pairs)

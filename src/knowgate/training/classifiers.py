@@ -66,8 +66,8 @@ def check_finite(features: Vector) -> None:
     """Raise BadInput if a feature is NaN, infinite or extremely large."""
     if not (np.abs(features) < LARGEST_FEATURE).all():  # False for NaN, too
         raise BadInput(
-            "the label runs contain NaN, infinite or extremely large values in their recorded signals, so nothing can "
-            "be trained on them. Label the questions again."
+            "the label runs (recorded answers) contain NaN, infinite or extremely large values. Label the questions again with "
+            "`knowgate label`."
         )
 
 

@@ -133,8 +133,8 @@ def _check_classes(table: LabelTable, needed: BoolArray) -> None:
     """Raise BadInput if there are too few questions, or too few of one class."""
     if len(needed) < MIN_GRADED_ROWS:
         raise BadInput(
-            f"fitting needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(needed)}. Label "
-            "more questions."
+            f"fitting needs at least {MIN_GRADED_ROWS} graded questions, but the label runs (recorded answers) have "
+            f"{len(needed)}. Label more questions."
         )
     problem = describe_useless_answers([row.closed.text for row in table.rows if row.closed])
     require_both_classes(needed, MIN_ROWS_PER_CLASS, NEED_CLASSES, problem or LABEL_MORE_ADVICE)
@@ -157,7 +157,7 @@ def check_texts(table: LabelTable) -> None:
     """Raise BadInput if the label runs were packed (stored without texts)."""
     if any(not row.question for row in table.rows):
         raise BadInput(
-            "the label runs are packed and do not contain questions and answers. Fit on the original label runs instead."
+            "the label runs (recorded answers) were packed, which removes all texts. Fit on the original label runs instead."
         )
 
 
@@ -195,8 +195,8 @@ def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
     has_benefit = len(rows) > 0 and len(rows) - n_without >= MIN_OPEN_BOOK_SHARE * len(rows)
     if target in OPEN_BOOK_TARGETS and not has_benefit:
         raise BadSetting(
-            f"target='{target}' needs open-book answers (answers with passages), but {n_without} of {len(rows)} questions "
-            "have none. Label with passages, or fit with target='known'."
+            f"target='{target}' needs answers with passages, but {n_without} of {len(rows)} questions have none. Run `knowgate "
+            "label` with `index`, or set target='known'."
         )
     return target or ("benefit" if has_benefit else "known")
 
@@ -206,8 +206,8 @@ def _select_rows_with_both_answers(table: LabelTable) -> LabelTable:
     indices = [index for index, row in enumerate(table.rows) if row.open is not None]
     if not indices:
         raise BadInput(
-            "target='agree' compares answers with and without passages, but no question has an answer with passages. "
-            "Label with an index, or import both answers."
+            "target='agree' needs answers with passages, but no question has one. Run `knowgate label` with `index`, or import "
+            "both answers."
         )
     return table.subset(indices)
 
@@ -236,7 +236,7 @@ def require_both_classes(classes: BoolArray, minimum: int, what: tuple[str, str]
     n_true, n_false = int(classes.sum()), int((~classes).sum())
     if min(n_true, n_false) < minimum:
         raise BadInput(
-            f"fitting needs at least {minimum} {what[0]} and {minimum} {what[1]}, but there are {n_true} and {n_false}. {advice}"
+            f"there are {n_true} {what[0]} and {n_false} {what[1]}. Fitting needs at least {minimum} of each kind. {advice}"
         )
 
 

@@ -105,7 +105,7 @@ def fit_fusion(
             scored by a judge that did not see them.
     """
     if cheap and early:
-        raise BadSetting("cheap=True and early=True are mutually exclusive: use one. `early` uses the fewest signals.")
+        raise BadSetting("cheap=True and early=True are mutually exclusive. Use one of them: `early` computes less.")
     inputs = replace(_collect_inputs(examples, cheap, early), margins=margins or {})
     options = {"features": inputs.names, "probes": [], "cheap": cheap, "early": early}
     if text is None:
@@ -274,8 +274,8 @@ def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
         head.add(name, margin)
     if not head.names:
         raise BadSetting(
-            "the label runs contain no signals to learn from. Label again with a model backend that provides "
-            "log-probabilities."
+            "the label runs (recorded answers) contain no signals such as log-probabilities. Label again with a model that "
+            "returns log-probabilities."
         )
     head.fit_regression()
     return head

@@ -110,10 +110,10 @@ def fit(
 def _check_arguments(name: str, runs: RunsLike, options: FitOptions) -> None:
     """Raise BadSetting if there are no label runs, or if options exclude each other."""
     if not runs:
-        raise BadSetting(f"fit {name} needs labeled questions. Set `labels` to folders made by `knowgate label`.")
+        raise BadSetting(f"gate '{name}' learns from recorded answers. Set `labels` to folders of `knowgate label`.")
     if options.max_loss is not None and options.threshold is not None:
         raise BadSetting(
-            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
+            "`threshold` and `max_loss` are mutually exclusive. Give only one: `max_loss` chooses a threshold itself."
         )
 
 
@@ -147,15 +147,14 @@ def _load_examples(paths: Sequence[Path], function: fit_function.FitFunction, op
     required = fit_function.read_requirements(function)
     if options.target == "gain" and not required.two_heads:
         raise BadSetting(
-            "target='gain' works only with the gates 'fusion' and 'gain', which predict the answers with and without "
-            "passages separately. Fit one of them, or use target='benefit'."
+            "target='gain' works only with the gates 'fusion' and 'gain'. Fit one of them, or use target='benefit'."
         )
     target = options.target or required.target
     layers = None if required.reads_states else ()  # None: hidden states of all layers
     examples = load_examples(paths, target=target, layers=layers, seed=options.seed)
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
-            f"max_loss={options.max_loss} needs answers with passages, but the label runs have none, so the loss from skipping "
-            "searches is unknown. Label the questions with passages, or leave `max_loss` out."
+            f"max_loss={options.max_loss} needs answers with passages, but the label runs (recorded answers) have none. Run "
+            "`knowgate label` with `index`, or leave `max_loss` out."
         )
     return examples

@@ -64,13 +64,13 @@ class ConfidenceSource:
         target = self.gate.artifact.manifest.get("target", "known")
         if target != "known":
             raise BadSetting(
-                f"the probe was fitted with target='{target}', but source='confidence' needs one fitted with "
-                f"target='known'. {FIT_PROBE_HINT}"
+                f"source='confidence' needs a probe (classifier of hidden states) with target='known', not target='{target}'. "
+                f"{FIT_PROBE_HINT}"
             )
         if self.gate.artifact.options["position"] != "pre":
             raise BadSetting(
-                "the probe reads the hidden state after a draft answer, but source='confidence' reads it before the "
-                "answer. Fit a probe with position='pre'."
+                "source='confidence' needs a probe that reads the hidden state before the answer. This probe reads the state "
+                "after it. Fit a probe with position='pre'."
             )
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
@@ -99,8 +99,8 @@ class LikelihoodSource:
         """Measure the log-probability of the gold answer, without passages and with each passage alone."""
         if not isinstance(self.model, ScoringModel):
             raise UnsupportedSignal(
-                f"source='likelihood' needs a model that can score a given answer, which {self.model.name} cannot. Use "
-                "an hf, gguf or smollm model."
+                f"the model {self.model.name} cannot score given answers, which source='likelihood' needs. Use an hf, gguf or "
+                "smollm model."
             )
         prompts = build_passage_prompts(self.prompts, questions, passages)
         golds = [_get_first_gold(question) for question in questions]
@@ -132,7 +132,7 @@ class BenefitSource:
         graded = self.grader.grade(answers, _repeat_for_prompts(questions, passages))
         grades = [grade.correct for grade in graded]
         if None in grades:
-            raise BadInput("an answer cannot be graded. source='benefit' needs a gold answer for every question.")
+            raise BadInput("an answer cannot be graded. Add a gold answer to every question for source='benefit'.")
         values = [float(bool(correct)) for correct in grades]  # 1 for right, 0 for wrong
         return _group_by_question(values, passages, grades)
 
@@ -191,7 +191,7 @@ def _get_first_gold(question: Question) -> str:
     """Return the first gold (correct) answer of a question."""
     answers = list_gold_answers(question)
     if not answers:
-        raise BadInput(f"question '{question.id}' has no gold answer, which source='likelihood' needs.")
+        raise BadInput(f"question '{question.id}' has no gold answer for source='likelihood'. Add a correct answer.")
     return answers[0]
 
 
@@ -349,7 +349,7 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
     """
     if not isinstance(model, TokenizingModel):
         raise UnsupportedSignal(
-            f"`cut` needs a local tokenizer to truncate, but {model.name} has none. Use an hf, gguf or smollm model."
+            f"`cut` truncates passages with a local tokenizer, but {model.name} has none. Use an hf, gguf or smollm model."
         )
     truncated = []
     for passage in passages:

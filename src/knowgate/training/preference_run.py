@@ -203,7 +203,7 @@ def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions)
                 questions.setdefault(row.id, replace(question_from_row(row), contexts=contexts))
     if not questions:
         paths = ", ".join(str(folder.path) for folder in folders)
-        raise BadInput(f"{paths} contains no labeled question. Label some with knowgate label.")
+        raise BadInput(f"there are no labeled questions in {paths}. Record answers with `knowgate label`.")
     return _add_contexts(questions, options.data) if options.data else list(questions.values())
 
 
@@ -213,8 +213,8 @@ def _add_contexts(questions: Mapping[str, Question], data: str) -> list[Question
     missing = [name for name in questions if name not in contexts]
     if missing:
         raise BadInput(
-            f"data='{data}' lacks {len(missing)} of the {len(questions)} labeled questions, such as '{missing[0]}'. "
-            "Give the question set that the label run was made from, or an `index`."
+            f"the question set data='{data}' lacks {len(missing)} of the {len(questions)} labeled questions, such as "
+            f"'{missing[0]}'. Give the question set that was labeled, or set `index`."
         )
     return [replace(question, contexts=contexts[name]) for name, question in questions.items()]
 
@@ -226,8 +226,8 @@ def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None)
     for folder, run in zip(folders, settings, strict=True):
         if run.get("model_fingerprint") != llm.fingerprint:
             raise BadSetting(
-                f"the label run '{folder.path}' was made with {run.get('model')} ({run.get('model_fingerprint')}), "
-                f"not with {llm.name} ({llm.fingerprint}). Label with {llm.name}, or set model={run.get('model')}."
+                f"the recorded answers in '{folder.path}' come from {run.get('model')} ({run.get('model_fingerprint')}), not "
+                f"from {llm.name} ({llm.fingerprint}). Label with {llm.name}, or set model={run.get('model')}."
             )
     return llm
 
@@ -336,8 +336,8 @@ def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProg
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
     raise BadInput(
-        f"no candidate passage was found for any of the first {len(rows)} questions. Give an `index` of documents about these "
-        "questions, or `data` that contains passages."
+        f"no passage was found for any of the first {len(rows)} questions. Set `index` to documents about these questions, or "
+        "`data` to questions with passages."
     )
 
 
@@ -345,10 +345,9 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
     """Raise BadInput if a finished run has nothing for a reranker to learn."""
     if progress.done == progress.total and not progress.kept:
         raise BadInput(
-            "a reranker learns from questions with both helpful and harmful passages, but there are none. Of "
-            f"{progress.total} questions, {progress.one_sided} have only helpful or only harmful passages, {progress.bare} "
-            f"have no passages, and {progress.failed} failed. Use more questions, more candidates, or another `source` than "
-            f"'{labeler.source.name}'."
+            f"no question has both helpful and harmful passages, which a reranker learns from. Of {progress.total} questions, "
+            f"{progress.one_sided} have only one kind, {progress.bare} have none, and {progress.failed} failed. Use more "
+            f"questions, more `candidates`, or another `source` than '{labeler.source.name}'."
         )
 
 
@@ -398,6 +397,6 @@ def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerP
     if not isinstance(probe, ProbeGate):
         problem = f"gate='{gate}' is not one" if gate else "`gate` is missing"
         raise BadSetting(
-            f"source='confidence' needs the folder of a fitted probe: {problem}. {passage_effects.FIT_PROBE_HINT}"
+            f"source='confidence' needs a probe (classifier of hidden states), but {problem}. {passage_effects.FIT_PROBE_HINT}"
         )
     return passage_effects.ConfidenceSource(llm, probe.bind(llm, prompts.fingerprint), prompts)

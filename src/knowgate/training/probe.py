@@ -103,8 +103,8 @@ def balance_examples(examples: Examples, seed: int) -> Examples:
     """
     if examples.target != "known":
         raise BadSetting(
-            f"balanced=True needs target='known', but this fit has target='{examples.target}'. Use target='known', or "
-            "leave `balanced` out."
+            f"balanced=True works only with target='known', not with target='{examples.target}'. Change `target`, or leave "
+            "`balanced` out."
         )
     drawn = {}
     for name, size in BALANCED_SIZES.items():
@@ -167,13 +167,13 @@ def pick_layer(examples: Examples, layer: str) -> int:
     """
     recorded = sorted(examples.readings[0].hidden)
     if not recorded:
-        raise BadSetting("the label runs contain no hidden states. Label again with layers='mid,late,last'.")
+        raise BadSetting("the recorded answers contain no hidden states. Label again with layers='mid,late,last'.")
     number = _resolve_layer(layer, examples.settings)
     if number in recorded:
         return number
     raise BadSetting(
-        f"the label runs have no hidden states of layer='{layer}'. Use one of these: {', '.join(map(str, recorded))}. Or "
-        f"label again with layers='{layer}'."
+        f"the label runs (recorded answers) have no hidden states of layer='{layer}'. Use one of these layers: "
+        f"{', '.join(map(str, recorded))}. Or label again with layers='{layer}'."
     )
 
 

@@ -115,8 +115,8 @@ def fit_reranker(
     groups = make_preference_groups(train_rows)
     if not groups:
         raise BadInput(
-            f"none of the {len(train_rows)} training questions has both helpful and harmful passages, so nothing can "
-            "be learned. Measure preferences of more questions, or with another `source`."
+            f"none of the {len(train_rows)} training questions has both helpful and harmful passages. Run `knowgate prefer` "
+            "with more questions or another `source`."
         )
     model = open_cross_encoder(base, seed=training.seed)
     if relevance is None and (base == MINILM or training.relevance_mix):
@@ -335,7 +335,7 @@ def open_cross_encoder(spec: str, *, seed: int = 0) -> Any:
     if spec == MINILM:
         return _open_minilm(seed)
     if not Path(spec).is_dir() and "/" not in spec:
-        raise WeightsError(f"base='{spec}' was not found. Give a folder, a hub name (owner/model) or '{MINILM}'.")
+        raise WeightsError(f"base='{spec}' was not found. Give a folder, a Hugging Face name or '{MINILM}'.")
     return _limit_input(_load_cross_encoder(spec, spec))
 
 
@@ -371,11 +371,11 @@ def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
             model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=only_safetensors, **options)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(
-            f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."
+            f"the cross-encoder '{name}' cannot be loaded: {error}. Give a folder, a Hugging Face name or '{MINILM}'."
         ) from error
     if model.num_labels != 1:
         raise ModelError(
-            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another one."
+            f"the cross-encoder '{name}' returns {model.num_labels} scores per passage instead of one. Use another model."
         )
     return model
 

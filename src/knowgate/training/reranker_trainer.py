@@ -64,7 +64,7 @@ def _score_pairs(model: Any, pairs: list[tuple[str, str]]) -> torch.Tensor:
         inputs[name] = value.to(model.device) if hasattr(value, "to") else value  # tensors are moved to the device
     scores: torch.Tensor = model(inputs)["scores"].reshape(-1).float()
     if not bool(scores.isfinite().all()):
-        raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
+        raise ModelError("the reranker's training produced NaN. Use a lower `learning_rate` or a higher `temperature`.")
     return scores
 
 
@@ -261,7 +261,7 @@ def train_groups(
         MissingExtra: torch is not installed.
     """
     if not groups:
-        raise BadInput("there is nothing to train the reranker on: no question has both helpful and harmful passages.")
+        raise BadInput("no question has both helpful and harmful passages. Measure more with `knowgate prefer`.")
     with require_extra("training a reranker", "train"):
         import torch
     short_groups, cut = truncate_groups(model, groups)

@@ -99,7 +99,7 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
         BadSetting: There is no judge, or there are too many.
     """
     if not 1 <= len(judges) <= MAX_JUDGES:
-        raise BadSetting(f"a stack combines 1 to {MAX_JUDGES} judges, got {len(judges)}.")
+        raise BadSetting(f"a stack (gate made of judges) takes 1 to {MAX_JUDGES} judges, not {len(judges)}.")
     indices = range(len(examples.rows))
     margins = {name_judge(number): compute_margin(judge.raw(indices)) for number, judge in enumerate(judges)}
     fusion = fit_fusion(examples, cheap=cheap, margins=margins)

@@ -121,7 +121,7 @@ def measure_topics(
         results = [_measure(table, str(name), labels == name, retrieve, resamples) for name in set(labels) - {""}]
         return sorted(results, key=lambda result: (-result.n, result.name))
     if not table.has_text.all():
-        raise BadInput("topics need the texts of the questions, but packed label runs have none. Use the original run.")
+        raise BadInput("the label run (recorded answers) has no texts to group by topic. Use the original run.")
     texts = [question.text for question in table.questions]
     vectors = (embedder or load_embedder(DEFAULT_EMBEDDER)).embed(texts)
     return measure_clusters(table, vectors, _choose_count(topics, len(texts)), retrieve=retrieve, resamples=resamples)
@@ -166,7 +166,7 @@ def _read_labels(table: LabelTable, key: str) -> NDArray[np.object_]:
     values = [find_field(row.meta, name) for row in table.rows]
     if all(value is None for value in values):
         fields = sorted(table.rows[0].meta) if len(table.rows) else []
-        raise BadInput(f"no question has the field '{key}'. Fields of the first one: {', '.join(fields) or 'none'}.")
+        raise BadInput(f"no question has the field '{key}'. Use one of these fields: {', '.join(fields) or 'none'}.")
     return np.array(["" if value is None else str(value) for value in values], dtype=object)
 
 

@@ -62,7 +62,7 @@ def _parse_criteria(criteria: str) -> dict[str, str]:
         name, _, spec = part.partition("=")
         specs[name.strip()] = spec.strip()
     if not all(specs.values()):
-        raise BadSetting(f"uar: criteria='{criteria}' is not valid. Write intent=SPEC,knowledge=SPEC,time=SPEC.")
+        raise BadSetting(f"criteria='{criteria}' is not valid. Write intent=jsonl:FILE,knowledge=...,time=...")
     return specs
 
 
@@ -174,7 +174,7 @@ def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
     for question, verdict in zip(questions, verdicts, strict=True):
         if not isinstance(verdict, bool):
             raise BadInput(
-                f"uar: question '{question.id}' of the criterion '{criterion}' has no label. Set "
+                f"question '{question.id}' has no label for the criterion '{criterion}' of gate 'uar'. Set "
                 "meta.need_retrieval_by_criterion to true or false."
             )
     truth = np.array(verdicts, dtype=bool)
@@ -189,12 +189,12 @@ def _check_inputs(
     """Raise BadSetting if questions or hidden states are missing, or the LLM is another one."""
     if set(criteria) != set(CRITERIA):
         raise BadSetting(
-            f"uar needs questions for the criteria {', '.join(CRITERIA)}, but got {', '.join(criteria) or 'none'}."
+            f"the gate 'uar' needs question sets for {', '.join(CRITERIA)}. `criteria` has: {', '.join(criteria) or 'none'}."
         )
     check_same_llm("the label run", examples.settings, model, prompts.fingerprint)
     if model.depth - 1 not in examples.readings[0].hidden:
         raise BadSetting(
-            "uar needs hidden states of the last layer, but the label run has none. Label again with layers='last'."
+            "the gate 'uar' needs hidden states of the last layer, but the label run has none. Label again with layers='last'."
         )
 
 

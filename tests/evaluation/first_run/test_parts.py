@@ -56,7 +56,7 @@ def test_what_cannot_be_proven_is_said_with_how_many_questions_it_takes():
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({}, "there are no documents to retrieve from: give `docs`"),
+        ({}, "no documents to search are given. Set `docs`"),
         ({"docs": "a", "index": "b"}, "mutually exclusive"),
         ({"docs": "a", "max_loss": 0.0}, "max_loss=0.0 is not allowed"),
         ({"docs": "a", "count": 0}, "count=0 is not allowed"),

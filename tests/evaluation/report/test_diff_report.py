@@ -176,7 +176,7 @@ def test_a_drop_that_may_be_chance_does_not_count():
 
 
 def test_sides_without_a_gate_in_common_are_rejected():
-    with pytest.raises(BadInput, match="share no gate"):
+    with pytest.raises(BadInput, match="have no common gate"):
         diff_evaluations(
             EvaluationSummary("a", "m", 1, {"x": GateSummary({})}),
             EvaluationSummary("b", "m", 1, {"y": GateSummary({})}),
@@ -190,7 +190,7 @@ def test_a_gate_to_watch_must_be_on_both_sides(both):
 
 def test_a_summary_of_something_else_is_rejected(tmp_path):
     (tmp_path / "summary.json").write_text('{"runs": []}')
-    with pytest.raises(BadInput, match="is not the summary of an evaluation"):
+    with pytest.raises(BadInput, match="does not contain an evaluation summary"):
         load_evaluation_summary(tmp_path, [])
 
 

@@ -120,7 +120,7 @@ def test_a_distilled_judge_names_its_teacher(single, examples, base, tmp_path):
 def test_a_teacher_of_benefit_is_rejected(single, examples, base, tmp_path, monkeypatch):
     other = JudgeGate(Artifact(single, {**read_artifact(single).manifest, "target": "benefit"}))
     monkeypatch.setattr("knowgate.training.judges.answer_judge.load_fitted_gate", lambda folder: other)
-    with pytest.raises(BadSetting, match="does not predict from texts alone whether an answer is right"):
+    with pytest.raises(BadSetting, match="does not predict from texts alone whether answers are right"):
         make(tmp_path, examples, base, teacher=str(single))
 
 

@@ -102,19 +102,19 @@ def test_doubled_braces_become_braces(file):
     [
         (
             '[en]\nclosed = "no question here"',
-            r"en\.closed has the placeholders \[\], but it must have exactly these: \['query'\]",
+            r"en\.closed has the wrong placeholders \[\]\. Use exactly these: \['query'\]",
         ),
         (
             '[en]\nclosed = "{query} {evidence}"',
-            r"has the placeholders \['evidence', 'query'\], but it must have exactly these: \['query'\]",
+            r"has the wrong placeholders \['evidence', 'query'\]\. Use exactly these: \['query'\]",
         ),
         (
             '[zh]\nopen = "{query}"',
-            r"zh\.open has the placeholders \['query'\], but it must have exactly these: \['evidence', 'query'\]",
+            r"zh\.open has the wrong placeholders \['query'\]\. Use exactly these: \['evidence', 'query'\]",
         ),
         ('[en]\nclosed = "{}"', r"placeholders \[''\]"),
-        ('[en]\nclose = "{query}"', "unknown template 'close'. Known: closed, open, choice_closed, choice_open"),
-        ('[fr]\nclosed = "{query}"', r"unknown section \[fr\]. Known: en, zh"),
+        ('[en]\nclose = "{query}"', "unknown template 'close'. Use one of: closed, open, choice_closed, choice_open"),
+        ('[fr]\nclosed = "{query}"', r"unknown section \[fr\]. Use one of: en, zh"),
         ('[en]\nclosed = "{query"', "unbalanced braces"),
         ('[en]\nclosed = "{query}}"', "unbalanced braces"),
         ('closed = "{query}"', r"in a section \[en\] or \[zh\]"),

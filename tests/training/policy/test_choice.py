@@ -228,7 +228,7 @@ def test_thresholds_lie_between_needs():
 
 
 def test_predictions_must_be_numbers():
-    with pytest.raises(BadInput, match="some scores of gate 'broken' are not numbers"):
+    with pytest.raises(BadInput, match="the scores of gate 'broken' contain NaN or infinity"):
         choose_policy([GateCandidate("broken", np.full(2, np.nan))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
 
 

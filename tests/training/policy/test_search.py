@@ -224,9 +224,9 @@ def test_equal_questions_share_a_fold_and_a_quarter_is_held_out():
 
 
 def test_too_few_rows_and_no_runs_are_refused(tmp_path):
-    with pytest.raises(BadSetting, match="needs labeled questions"):
+    with pytest.raises(BadSetting, match="needs recorded answers"):
         fit_policy([], out=tmp_path / "policy")
-    with pytest.raises(BadInput, match="at least 40 graded questions"):
+    with pytest.raises(BadInput, match="needs 40 graded questions"):
         fit_policy(write_rows(tmp_path / "run", make_rows(20)), out=tmp_path / "policy")
 
 

@@ -240,8 +240,8 @@ def check_label_runs(runs: Sequence[Path]) -> None:
         )
     if all(row.open is None for row in rows):
         raise BadInput(
-            "no passage was found for any question. Check that the questions are about these documents: `knowgate "
-            f"report {runs[0]}`."
+            "no passage was found for any question. Check whether the questions are about these documents. To see them: "
+            f"knowgate report {runs[0]}"
         )
 
 

@@ -52,7 +52,7 @@ class FirstRunOptions(Options):
         if self.docs and self.index:
             raise BadSetting("`docs` and `index` are mutually exclusive: give only one of them.")
         if not (self.docs or self.index):
-            raise BadSetting("there are no documents to retrieve from: give `docs` or `index`.")
+            raise BadSetting("no documents to search are given. Set `docs` or `index`.")
 
     def to_record(self) -> dict[str, Any]:
         """Convert to plain data for the progress file. Passwords and keys in URLs are removed."""
@@ -160,7 +160,7 @@ def read_progress(folder: Path) -> ProgressFile | None:
     file = folder / PROGRESS_FILE
     if not file.is_file():
         return None
-    advice = f"Delete {file} and start again: the labels are kept, and the other steps are quick."
+    advice = f"Delete {file} and start again. Recorded answers are kept."
     try:
         record = read_json(file)
     except BadInput as error:
@@ -168,7 +168,7 @@ def read_progress(folder: Path) -> ProgressFile | None:
     content = record if isinstance(record, dict) else {}
     options, steps = content.get(OPTIONS_KEY), content.get("steps", {})
     if not isinstance(options, dict) or not isinstance(steps, dict):
-        raise ArtifactError(f"{file} is damaged. {advice}")
+        raise ArtifactError(f"the progress file {file} is damaged. {advice}")
     if content.get("version") != PROGRESS_VERSION:
-        raise ArtifactError(f"{file} was written by another version of knowgate. {advice}")
+        raise ArtifactError(f"the progress file {file} was written by another version of knowgate. {advice}")
     return ProgressFile(folder, options, steps)

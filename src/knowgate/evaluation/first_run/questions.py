@@ -137,9 +137,9 @@ def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) ->
     n_usable = len(folder.questions)
     if n_usable < n_needed:
         raise BadInput(
-            f"{writer} wrote {n_usable} usable questions from {len(folder.written())} passages, but at least "
-            f"{MIN_WRITTEN_QUESTIONS} are needed. All are in {folder.path / folder.rows_name}. Write some yourself, "
-            "one per line, and give the file as `questions`, or use a larger LLM as `writer`."
+            f"{writer} wrote only {n_usable} usable questions, but at least {MIN_WRITTEN_QUESTIONS} are needed (see "
+            f"{folder.path / folder.rows_name}). Use a larger LLM as `writer`. Or write your own, one per line, and set "
+            "`questions` to that file."
         )
 
 
@@ -156,8 +156,8 @@ def check_index_is_listable(index: str) -> None:
     """Raise BadSetting for a search endpoint. An endpoint cannot list passages for writing questions."""
     if not Path(index).is_dir():
         raise BadSetting(
-            f"index='{index}' is a search endpoint, which does not list its passages, so no questions can be written "
-            "from them. Give a file of `questions`."
+            f"no questions can be written for index='{index}': a search endpoint does not list its passages. Set `questions` to "
+            "a file of questions."
         )
 
 

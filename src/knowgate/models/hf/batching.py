@@ -278,8 +278,8 @@ def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
             raise
         if len(batch) == 1:
             raise OutOfMemory(
-                "there is not enough GPU memory for a single question. Stop other programs that use the GPU, use a "
-                f"smaller model, or use fewer or shorter passages. {RESUME_HINT}."
+                "the GPU has too little memory for a single question. Use a smaller model or fewer passages, or stop other GPU "
+                f"programs. {RESUME_HINT}."
             ) from None
     # This is outside the except block, because inside it the error would keep tensors alive.
     torch.cuda.empty_cache()

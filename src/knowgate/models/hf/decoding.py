@@ -67,7 +67,7 @@ class DecodingBatch:
             self.logits = self.partial.finish(self.model)
             self.partial = None
         if self.logits is None:
-            raise RuntimeError("the batch has neither logits nor tokens to compute them from")
+            raise RuntimeError("the batch has no logits, and no tokens to compute logits")
         return self.logits
 
     def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:

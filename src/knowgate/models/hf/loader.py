@@ -126,7 +126,7 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     if not name:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
-        raise BadSetting(f"unknown number format {DTYPE_VARIABLE}={name}. Use one of {', '.join(DTYPES)}.")
+        raise BadSetting(f"{DTYPE_VARIABLE}={name} is not a known number format. Use one of {', '.join(DTYPES)}.")
     return DTYPES[name]
 
 
@@ -139,8 +139,8 @@ def _move_to_device(model: Any, device: torch.device, name: str) -> Any:
         if not is_memory_error(error):
             raise
         raise OutOfMemory(
-            f"the model '{name}' does not fit into the GPU's memory. Stop other programs that use the GPU, use a "
-            "smaller model, or run on the CPU: set CUDA_VISIBLE_DEVICES= (empty)."
+            f"the model '{name}' does not fit into the GPU's memory. Use a smaller model, or stop other programs that use the "
+            "GPU. To use the CPU, set CUDA_VISIBLE_DEVICES= (empty)."
         ) from error
 
 
@@ -171,7 +171,7 @@ def _is_local_only(name: str) -> bool:
     if Path(name).is_dir():
         return True
     if name.startswith(("/", ".", "~")):
-        raise WeightsError(f"there is no folder '{name}'. Expected: a folder with a model, or a hub name.")
+        raise WeightsError(f"the model folder '{name}' does not exist. Give a folder or a Hugging Face name.")
     return not is_hub_reachable()
 
 

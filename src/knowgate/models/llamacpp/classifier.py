@@ -65,7 +65,7 @@ class LlamaCppClassifier:
         try:
             return Tokenizer.from_str(self.tokenizer_file.read_text(encoding="utf-8"))
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
-            raise WeightsError(f"cannot read '{self.tokenizer_file}': {error}. Export the judge again.") from None
+            raise WeightsError(f"cannot read '{self.tokenizer_file}': {error}. Export the gate again.") from None
 
     @functools.cached_property
     def server(self) -> Any:
@@ -81,7 +81,7 @@ class LlamaCppClassifier:
         try:
             return Server(params)
         except (RuntimeError, ValueError) as error:
-            raise WeightsError(f"llama.cpp cannot open '{self.file}': {error}. Export the judge again.") from None
+            raise WeightsError(f"llama.cpp cannot open '{self.file}': {error}. Export the gate again.") from None
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text; `special` adds the tokens that begin a text."""
@@ -111,7 +111,7 @@ class LlamaCppClassifier:
         """
         if len(ids) >= CONTEXT_TOKENS:
             raise BadInput(
-                f"the judge's prompt has {len(ids)} tokens, but only {CONTEXT_TOKENS - 1} fit. Shorten the question."
+                f"the question makes a prompt of {len(ids)} tokens, but only {CONTEXT_TOKENS - 1} fit. Shorten the question."
             )
         response = self._request_pair(ids, pair)
         try:
@@ -122,6 +122,6 @@ class LlamaCppClassifier:
         except (KeyError, IndexError, TypeError, ZeroDivisionError):
             response_text = json.dumps(response)[:200]
             raise ModelError(
-                f"llama.cpp did not return probabilities of the judge's two labels. It returned {response_text}. "
-                "Check the release of xllamacpp, or export the judge again."
+                f"llama.cpp did not return the probabilities of the two labels. It returned {response_text}. Check the release "
+                "of xllamacpp, or export the gate again with `knowgate export-judge`."
             ) from None

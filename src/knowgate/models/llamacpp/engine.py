@@ -64,7 +64,7 @@ class LlamaEngine:
         if not self._model:
             raise _make_open_error(file)
         if lib.llama_model_has_encoder(self._model) or lib.llama_model_is_recurrent(self._model):
-            raise WeightsError(f"the model in '{file}' has an encoder or is recurrent. Use a decoder with attention.")
+            raise WeightsError(f"the model in '{file}' is recurrent or has an encoder. Use a decoder-only transformer.")
         self.vocabulary = lib.llama_model_get_vocab(self._model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocabulary))
         self.width = int(lib.llama_model_n_embd(self._model))
@@ -113,7 +113,7 @@ class LlamaEngine:
         sizes = [int(lib.llama_n_ctx(context)), int(lib.llama_n_batch(context)), int(lib.llama_n_seq_max(context))]
         is_unified = sizes[0] == int(lib.llama_n_ctx_seq(context))  # each sequence may use the whole cache
         if not is_unified or sizes[0] < self.cells or sizes[1:] != [BATCH_TOKENS, MAX_SEQUENCES]:
-            raise ModelError(f"llama.cpp used other sizes than requested ({sizes}). Use gguf:FILE.")
+            raise ModelError(f"llama.cpp changed the context sizes to {sizes}. Use gguf:FILE instead of llamacpp:FILE.")
 
     @property
     def template(self) -> str:
@@ -192,11 +192,11 @@ class LlamaEngine:
         """Copy the logits of one token of the last batch."""
         pointer = self.lib.llama_get_logits_ith(self._context, index)
         if not pointer:
-            raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE.")
+            raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE, not llamacpp:FILE.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
         # Single infinite values are fine: -inf forbids a token.
         if not np.isfinite(values).any() or np.isnan(values).any():
-            raise ModelError("the model returned NaN probabilities. Its file may be damaged: download it again.")
+            raise ModelError("the model returned NaN probabilities. Download its file again: it may be damaged.")
         return values
 
     # --- hidden states ----------------------------------------------------------------------------
@@ -248,7 +248,9 @@ class LlamaEngine:
             return states[list(outputs)]
         if states is not None and len(states) == len(outputs):
             return states  # for the last layers, llama.cpp computes only the tokens that need output
-        raise ModelError(f"llama.cpp did not return the hidden states of layer {layer}. Use gguf:FILE.")
+        raise ModelError(
+            f"llama.cpp returned no hidden states of layer {layer}. Use gguf:FILE instead of llamacpp:FILE."
+        )
 
 
 class EngineTokenizer:
@@ -285,7 +287,7 @@ class EngineTokenizer:
         text = ctypes.create_string_buffer(size)
         n = self._lib.llama_detokenize(self._vocabulary, ids, len(tokens), text, size, False, not skip_special_tokens)
         if n < 0:
-            raise ModelError("llama.cpp could not convert the tokens of an answer to text. Use gguf:FILE.")
+            raise ModelError("llama.cpp could not convert tokens to text. Use gguf:FILE instead of llamacpp:FILE.")
         return text.raw[:n].decode(errors="replace")
 
     def convert_ids_to_tokens(self, tokens: Sequence[int]) -> list[str]:
@@ -310,7 +312,7 @@ class EngineTokenizer:
         try:
             return environment.from_string(self.chat_template)
         except TemplateError as error:
-            raise WeightsError(f"the chat template in the file is invalid: {error}. Use another GGUF file.") from None
+            raise WeightsError(f"the GGUF file has an invalid chat template: {error}. Use another GGUF file.") from None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **values: Any) -> str:
         """Return the messages in the chat template as text. `tokenize` is ignored."""
@@ -344,8 +346,8 @@ def check_engine(engine: LlamaEngine, file: Path) -> None:
     difference = run_self_test(engine)
     if not difference <= SELF_TEST_TOLERANCE:  # also true if the difference is NaN
         raise ModelError(
-            f"llama.cpp gives wrong results for '{file}' on this machine: log-probabilities computed at once and "
-            f"token by token differ by {difference:.2f} nats. Use gguf:{file}, or another release of xllamacpp."
+            f"llama.cpp computes wrong log-probabilities for '{file}' on this machine. Batched and single tokens differ by "
+            f"{difference:.2f} nats. Use gguf:{file}, or another release of xllamacpp."
         )
 
 

@@ -140,7 +140,7 @@ class LlamaCppModel(LocalBackend):
         n_sequences = 1 + samples  # that a prompt needs: one for the draft, and one for each sample
         n_available = MAX_SEQUENCES - PREFIX_ROWS
         if n_sequences > n_available:
-            raise BadSetting(f"samples={samples} is too many for a llamacpp: model. Use at most {n_available - 1}.")
+            raise BadSetting(f"samples={samples} is too many for a model llamacpp:FILE. Use at most {n_available - 1}.")
         max_prompts = n_available // n_sequences  # per group
         max_group_tokens = min(MAX_CONCURRENT_TOKENS, self.context_window)
         sizes = [length + n_sequences * max_tokens for length in lengths]

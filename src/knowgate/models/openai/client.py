@@ -168,7 +168,7 @@ class ApiClient:
                 return
             if waited > self._retry.total:
                 raise ServerError(
-                    f"{url} did not finish its answer within {self._retry.total:.3g} s. Check its load, or lower `max_tokens`."
+                    f"the server {url} did not finish within {self._retry.total:.3g} s. Check its load, or lower `max_tokens`."
                 )
             yield data
 
@@ -210,7 +210,7 @@ def find_api_key() -> tuple[str, str]:
     for name in API_KEY_VARIABLES:
         key = os.environ.get(name, "").strip()
         if key and not (key.isascii() and key.isprintable()):
-            raise BadSetting(f"the API key in {name} is not printable ASCII text. Set the variable again.")
+            raise BadSetting(f"the API key in variable {name} is not printable ASCII text. Set the variable again.")
         if key:
             return key, name
     return "", ""
@@ -236,7 +236,7 @@ def _translate_errors(url: str, seconds: float) -> Iterator[None]:
     except httpx.ConnectTimeout:
         raise http_client.RetryableError(_make_connection_error(url, "connection timed out")) from None
     except httpx.TimeoutException:
-        raise ServerError(f"{url} did not answer within {seconds:.3g} s. Check its load or the timeout.") from None
+        raise ServerError(f"the server {url} did not answer within {seconds:.3g} s. Check the server's load.") from None
     except httpx.TransportError as error:
         raise http_client.RetryableError(_make_connection_error(url, str(error) or type(error).__name__)) from None
     except httpx.DecodingError:
@@ -252,7 +252,7 @@ def _translate_stream_errors(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException:
-        raise ServerError(f"{url} stopped sending in the middle of its answer. Check the server's load.") from None
+        raise ServerError(f"the server {url} stopped sending in the middle of its answer. Check its load.") from None
     except httpx.TransportError as error:
         reason = _redact(str(error) or type(error).__name__)
         raise ServerError(f"{url} closed the connection in the middle of its answer ({reason}). Ask again.") from None

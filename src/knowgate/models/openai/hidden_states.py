@@ -38,7 +38,7 @@ from knowgate.models.openai.spec import HiddenStateConfig
 from knowgate.types import Vector
 
 SETUP_HINT = "Start the server as docs/runtimes.md describes"
-LAYERS_HINT = "After #layers= in the spec, list the layers that the server was started with, in the same order."
+LAYERS_HINT = "After #layers= in the model name, list the layers of the server in the same order."
 # Names and ids come from the server, so they are checked before they become part of a path.
 RESPONSE_ID_PATTERN = re.compile(r"[\w-]{8,100}")
 FILE_NAME_PATTERN = re.compile(r"[\w.-]{1,240}\.safetensors")
@@ -72,8 +72,8 @@ class HiddenStateReader:
         missing = [layer for layer in layers if layer % self.depth not in self._config.layers]
         if missing:
             raise UnsupportedSignal(
-                f"the server does not return the hidden states of layer {missing[0]}, only of {self._layer_list}. Start "
-                "the server with that layer too, and list all layers after its URL: #layers=..."
+                f"the server returns hidden states of the layers {self._layer_list}, but not of layer {missing[0]}. Start the "
+                "server with that layer too. Then list all layers after its URL: #layers=..."
             )
         self._check_server()
 
@@ -82,13 +82,13 @@ class HiddenStateReader:
         server = self._endpoint.server
         if server not in ("vllm", "sglang"):
             raise UnsupportedSignal(
-                f"the server of openai:{self._endpoint.model} is '{server}', which cannot return hidden states. Use "
-                "vLLM or SGLang, or a model in this process, such as hf:NAME."
+                f"the server of openai:{self._endpoint.model} is '{server}', which cannot return hidden states. Use vLLM or "
+                "SGLang, or a local model such as hf:NAME."
             )
         if server == "vllm" and self._config.storage is None:
             raise BadSetting(
-                "vLLM writes hidden states to a folder, but the model spec does not name this folder. Add the path "
-                "of vLLM's shared_storage_path on this machine to the URL: #layers=...&storage=DIR"
+                "the folder of vLLM's hidden states is unknown. Append #layers=...&storage=DIR to the server's URL. DIR is "
+                "vLLM's shared_storage_path, as seen from this machine."
             )
 
     def read(self, ids: Sequence[int], layers: Sequence[int]) -> dict[int, Vector]:
@@ -99,8 +99,8 @@ class HiddenStateReader:
         states = self._read_sglang(ids) if self._endpoint.server == "sglang" else self._read_vllm(ids)
         if len(states) != len(self._config.layers):
             raise BadSetting(
-                f"the server returned hidden states of {len(states)} layers, but the spec lists "
-                f"{len(self._config.layers)} ({self._layer_list}). {LAYERS_HINT}"
+                f"the server returned hidden states of {len(states)} layers, but #layers= lists {len(self._config.layers)} "
+                f"({self._layer_list}). {LAYERS_HINT}"
             )
         return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
 
@@ -149,7 +149,7 @@ class HiddenStateReader:
 
 def _check_finite(states: Vector) -> None:
     if not np.isfinite(states).all():
-        raise ModelError("the server returned NaN or infinite hidden states. Check its weights and dtype.")
+        raise ModelError("the server returned NaN or infinite hidden states. Check the server's weights and dtype.")
 
 
 # --- files of vLLM --------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
     while not _is_written(file, lock):
         if time.monotonic() > deadline:
             raise ModelError(
-                f"the server wrote hidden states to a file '{file.name}', but it is not in '{file.parent}', or not "
-                "complete. End the model name with #layers=...&storage=DIR, where DIR is the server's "
-                "shared_storage_path as seen from this machine."
+                f"the server's file '{file.name}' of hidden states is missing or incomplete in '{file.parent}'. Append "
+                "#layers=...&storage=DIR to the server's URL. DIR is the server's shared_storage_path, as seen from this "
+                "machine."
             )
         time.sleep(POLL_INTERVAL)
 
@@ -264,7 +264,7 @@ def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError("the file of hidden states is damaged or has an unknown format. Update the server.") from None
     if token_ids != list(ids) or n_tokens != len(ids):
-        raise ModelError("the file has hidden states of a different prompt. Give each server its own folder.")
+        raise ModelError("the server's file has hidden states of another prompt. Give each server its own folder.")
     _check_finite(states)
     return states
 

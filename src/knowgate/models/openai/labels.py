@@ -59,11 +59,11 @@ class ServerLabelReader:
             UnsupportedSignal: The server cannot read labels inside a prompt.
         """
         if not prompt.raw:
-            raise BadSetting("a chat prompt can have only one part. Use raw=True for several parts.")
+            raise BadSetting("a chat prompt with several parts is not supported. Set raw=True on the prompt.")
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(
-                f"openai:{self._endpoint.model} cannot score given answers (yes, no) in a prompt, because its server "
-                f"is '{self._endpoint.server}'. Use a server of {', '.join(LABEL_SERVERS.values())}, or an hf: model."
+                f"the server of openai:{self._endpoint.model} is '{self._endpoint.server}', which cannot score given answers "
+                f"(yes, no) in a prompt. Use a server of {', '.join(LABEL_SERVERS.values())}, or a local model such as hf:NAME."
             )
 
     def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
@@ -157,7 +157,7 @@ class ServerLabelReader:
         parts = [self._tokenize(part, number == 0 and not prompt.prefix) for number, part in enumerate(prompt.parts)]
         tokens = join_label_parts(prefix, parts, label_ids)
         if not tokens.positions or tokens.positions[0] < 0:
-            raise BadSetting("a label prompt must have some text before its first label. Put it into the prefix.")
+            raise BadSetting("the prompt has no text before its first answer label (yes). Put some into `prefix`.")
         return tokens
 
 
@@ -214,7 +214,7 @@ def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int
         return [listed[label] for label in label_ids]
     if len(listed) < top:
         raise ModelError(
-            f"the server listed {len(listed)} of {top} tokens, but not all labels. Check its max-logprobs."
+            f"the server returned only {len(listed)} of {top} requested token probabilities. Raise its option max-logprobs."
         )
     bound = sorted(listed.values(), reverse=True)[top - 1]
     return [listed.get(label, bound) for label in label_ids]
@@ -223,7 +223,7 @@ def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int
 def _parse_token_id(text: str) -> int:
     """Return the token id in vLLM's notation 'token_id:ID'; raises ValueError for other text."""
     if not text.startswith(TOKEN_ID_PREFIX):
-        raise ValueError("got the token's text instead of its id")
+        raise ValueError("the server sent a token's text instead of its id")
     return int(text.removeprefix(TOKEN_ID_PREFIX))
 
 
@@ -278,7 +278,7 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
             listed = {int(entry["id"]): responses.check_logprob(entry["logprob"]) for entry in top}
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
-    raise ModelError("cannot score given answers (yes, no): the server does not list all tokens. Use vLLM or SGLang.")
+    raise ModelError("the server cannot score given answers (yes, no): it lists too few tokens. Use vLLM or SGLang.")
 
 
 def _make_alignment_error() -> ModelError:

@@ -145,8 +145,8 @@ class OpenAIModel(SinglePromptBackend):
             self._state_reader.check(request.layers)
         if request.entropies and not self.has_entropies:
             raise UnsupportedSignal(
-                "the server returns too few log-probabilities per token to compute entropies. Use another statistic "
-                "(logprob:first, logprob:mean, logprob:min or logprob:margin), or start vLLM with max-logprobs 2000."
+                "the server returns too few log-probabilities per token to compute entropies. Use a gate such as logprob:mean, "
+                "or start vLLM with max-logprobs 2000."
             )
 
     # --- reading and generating -------------------------------------------------------------------
@@ -313,7 +313,7 @@ class OpenAIModel(SinglePromptBackend):
         if not sampling.top_k:
             return fields
         if "top_k" not in fields:
-            raise UnsupportedSignal(f"{self.name} does not support top_k={sampling.top_k}. Use top_k=0, or vLLM.")
+            raise UnsupportedSignal(f"{self.name} does not support top_k={sampling.top_k}. Set top_k=0, or use vLLM.")
         return {**fields, "top_k": sampling.top_k}
 
     # --- labels -----------------------------------------------------------------------------------
@@ -328,8 +328,8 @@ class OpenAIModel(SinglePromptBackend):
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise UnsupportedSignal(
-                f"{self.name} cannot score given answers (yes, no): it does not list the most probable tokens. Use "
-                "another server, or an hf: model."
+                f"{self.name} cannot score given answers (yes, no): it does not list the most probable tokens. Use another "
+                "server, or a local model such as hf:NAME."
             )
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
@@ -350,7 +350,7 @@ class OpenAIModel(SinglePromptBackend):
         tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
             raise ModelError(
-                f"{self.name} cannot score given answers (yes, no): it returned no top_logprobs. Check its log."
+                f"{self.name} cannot score given answers (yes, no): it returned no top_logprobs. Check the server's log."
             )
         return tokens[0].top
 

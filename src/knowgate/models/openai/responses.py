@@ -203,9 +203,9 @@ def check_logprob(value: Any) -> float:
     """
     number = float(value)
     if math.isnan(number):
-        raise ModelError("the server returned NaN as a log-probability. Check its weights and dtype.")
+        raise ModelError("the server returned NaN as a log-probability. Check the server's weights and dtype.")
     if math.isinf(number) or number > LOGPROB_TOLERANCE:
-        raise ModelError(f"the server returned {number} as a log-probability, which must be at most 0. Update it.")
+        raise ModelError(f"the server returned the log-probability {number}, but the maximum is 0. Update the server.")
     return min(0.0, max(MIN_LOGPROB, number))
 
 

@@ -198,8 +198,8 @@ class ModelEndpoint:
             if error.status not in REFUSAL_STATUSES:
                 raise
             raise UnsupportedSignal(
-                f"the server {self.client.url} refuses tools for '{self.model}': {str(error).rstrip('.')}. Start vLLM "
-                "with its option enable-auto-tool-choice, use an LLM that calls tools, or another gate."
+                f"the server {self.client.url} refuses tools for '{self.model}': {str(error).rstrip('.')}. Start vLLM with its "
+                "option enable-auto-tool-choice, or use another LLM."
             ) from None
         return has_tool_call(response)
 
@@ -365,7 +365,7 @@ class ModelEndpoint:
         response = self._call_native_endpoint("/tokenize", body, outside_v1=self.server != "sglang")
         tokens = response.get("tokens") if isinstance(response, dict) else None
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise ModelError(f"the tokenizer of {self.client.url} did not return a list of token ids. Update it.")
+            raise ModelError(f"the server {self.client.url} did not return a list of token ids. Update the server.")
         return tuple(tokens)
 
     def generate_on_sglang(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
@@ -387,8 +387,8 @@ class ModelEndpoint:
             if error.status not in MISSING_STATUSES:
                 raise
             raise UnsupportedSignal(
-                f"{str(error).rstrip('.')}. Reading labels or hidden states needs the server's endpoint {path}. Use the "
-                "URL of the server itself, not of a gateway, or a newer release of the server."
+                f"{str(error).rstrip('.')}. Label scores and hidden states need the server's endpoint {path}. Use the server's "
+                "own URL instead of a gateway's, or update the server."
             ) from None
 
 

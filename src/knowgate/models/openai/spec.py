@@ -63,13 +63,13 @@ def parse_openai_spec(value: str) -> OpenAISpec:
     """
     match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://[^\s#]+)(#(?P<options>\S*))?", value)
     if match is None:
-        raise BadSetting(f"the model spec 'openai:{redact_secrets(value)}' is not of the form {SPEC_FORM}.")
+        raise BadSetting(f"the model 'openai:{redact_secrets(value)}' does not have the form {SPEC_FORM}.")
     pairs = parse_qsl(match["options"] or "", keep_blank_values=True)
     options = dict(pairs)
     if not set(options) <= set(SPEC_OPTIONS) or len(options) < len(pairs):
         raise BadSetting(
-            f"cannot parse the options '#{match['options']}' after the server's URL. The options are "
-            f"{', '.join(SPEC_OPTIONS)}, each at most once, as in #layers=15,23&storage=/mnt/states&concurrency=32."
+            f"the options '#{match['options']}' after the server's URL are not valid. Use {', '.join(SPEC_OPTIONS)}, each at "
+            "most once. Example: #layers=15,23&storage=/mnt/states&concurrency=32"
         )
     concurrency = _parse_number("concurrency", options.get("concurrency", str(DEFAULT_CONCURRENCY)), MAX_CONCURRENCY)
     return OpenAISpec(match["model"], match["url"], concurrency, _parse_hidden_states(options))
@@ -79,15 +79,15 @@ def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
     """Parse the options layers, depth and storage, or return None without them."""
     if "layers" not in options:
         if others := [name for name in ("depth", "storage") if name in options]:
-            raise BadSetting(f"the option '{others[0]}' in the model spec needs the option 'layers' too: #layers=15.")
+            raise BadSetting(f"the URL option '{others[0]}' also needs the option 'layers'. Example: #layers=15")
         return None
     layers = tuple(_parse_number("layers", word, 100_000, minimum=0) for word in options["layers"].split(","))
     if len(set(layers)) < len(layers):
-        raise BadSetting(f"layers={options['layers']} in the model spec names a layer twice. List each layer once.")
+        raise BadSetting(f"the URL option 'layers' names a layer twice: {options['layers']}. List each layer once.")
     depth = _parse_number("depth", options.get("depth", str(max(layers) + 1)), 100_001)
     if depth <= max(layers):
         raise BadSetting(
-            f"depth={depth} in the model spec is too small for layer {max(layers)}. It is the number of layers plus one."
+            f"depth={depth} after the server's URL is too small for layer {max(layers)}. Set it to the layer count plus one."
         )
     return HiddenStateConfig(layers, depth, expand_path(options["storage"]) if options.get("storage") else None)
 
@@ -97,7 +97,7 @@ def _parse_number(name: str, text: str, maximum: int, minimum: int = 1) -> int:
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1  # -1 is always out of range
     if not minimum <= number <= maximum:
         raise BadSetting(
-            f"the option '{name}' in the model spec must be a whole number from {minimum} to {maximum:,}, got '{text}'."
+            f"the option '{name}' after the server's URL must be a whole number from {minimum} to {maximum:,}, not '{text}'."
         )
     return number
 
@@ -110,6 +110,6 @@ def check_server_url(url: str) -> None:
     except httpx.InvalidURL as error:
         raise BadSetting(f"'{redacted}' is not a valid URL: {error}. Example: http://127.0.0.1:8000/v1.") from None
     if parsed.userinfo:
-        raise BadSetting(f"the URL '{redacted}' contains a login. Remove it, and set KNOWGATE_API_KEY instead.")
+        raise BadSetting(f"the URL '{redacted}' contains a user name. Remove it, and set KNOWGATE_API_KEY instead.")
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
         raise BadSetting(f"the URL '{redacted}' must have the form http(s)://HOST[:PORT]/PATH.")

@@ -111,12 +111,12 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         content = read_text(path, maximum=MAX_TEMPLATE_BYTES)
         templates = _strip_line_breaks(parse_toml(content, f"the prompt file {path}"))
     except OSError as error:
-        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check `prompts`.") from None
+        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check its path (`prompts`).") from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
         raise BadSetting(
-            f'{path} has a value that is not a template. Write name = "text" in a section [en] or [zh].'
+            f'the prompt file {path} has a value that is not a text. Write name = "text" in a section [en] or [zh].'
         ) from None
     for lang, texts in templates.items():
         _check_templates(path, lang, texts, base)
@@ -137,11 +137,11 @@ def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: Temp
         BadSetting: The package has no template of this name, or its template has other placeholders.
     """
     if lang not in base.templates:
-        raise BadSetting(f"{path}: unknown section [{lang[:80]}]. Known: {', '.join(base.templates)}.")
+        raise BadSetting(f"{path} has the unknown section [{lang[:80]}]. Use one of: {', '.join(base.templates)}.")
     for name, text in texts.items():
         if name not in base.templates[lang]:
             known_names = ", ".join(base.templates[lang])
-            raise BadSetting(f"{path}: unknown template {format_value(name)}. Known: {known_names}.")
+            raise BadSetting(f"{path} has the unknown template {format_value(name)}. Use one of: {known_names}.")
         _check_placeholders(text, base.templates[lang][name], f"{path}: template {lang}.{name}")
 
 
@@ -151,8 +151,7 @@ def _check_placeholders(text: str, packaged_text: str, where: str) -> None:
     actual = _find_placeholders(text, where)
     if actual != expected:
         raise BadSetting(
-            f"{where} has the placeholders {format_value(sorted(actual))}, but it must have exactly these: "
-            f"{sorted(expected)}."
+            f"{where} has the wrong placeholders {format_value(sorted(actual))}. Use exactly these: {sorted(expected)}."
         )
 
 
@@ -166,7 +165,7 @@ def _find_placeholders(text: str, where: str) -> set[str]:
         for _text_before, name, code, conversion in string.Formatter().parse(text):
             if code or conversion:
                 raise BadSetting(
-                    f"{where} has a format code after the placeholder '{format_value(name)}'. Write only the name in braces."
+                    f"{where} has a format code in the placeholder '{format_value(name)}'. Write only the name in braces."
                 )
             if name is not None:  # it is None for the text after the last placeholder
                 names.add(name)

@@ -87,8 +87,8 @@ def add_key(path: Path, name: str, *, rate: int | None = None, admin: bool = Fal
     # Letters of other alphabets can look like ASCII letters, so that two names could not be told apart.
     if not name.strip() or len(name) > 100 or not name.isascii() or not name.isprintable():
         raise BadSetting(
-            "the name of an API key must have 1 to 100 printable ASCII characters. "
-            "Use the person or application that the key is for."
+            "the name of an API key must have 1 to 100 printable ASCII characters. Name the person or application that uses "
+            "the key."
         )
     if name in {key.name for key in keys}:
         raise BadSetting(f"an API key named '{name}' already exists. Revoke it first: knowgate keys revoke '{name}'")

@@ -194,7 +194,7 @@ async def record_feedback(
     """
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
-        raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
+        raise ApiError(400, "the request needs the field 'rating' (up or down) or 'correction'.", "invalid_feedback")
     if not await decisions.add_feedback(feedback.id, rating, feedback.comment, trace.owner, feedback.correction):
         raise make_unknown_decision_error(feedback.id)
     recent.update(feedback.id, {"rating": rating})
@@ -272,22 +272,22 @@ def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudge
 def _check_options(options: ServeOptions) -> None:
     """Raise an error for contradicting options, or for a missing option."""
     if options.audit and options.decisions is None:
-        raise BadSetting("`audit` needs `decisions`, where audits are stored. Set `decisions` to a file.")
+        raise BadSetting("`audit` needs a decision log, but `decisions` is not set. Set `decisions` to a file.")
     if options.durable and options.decisions is None:
-        raise BadSetting("`durable` needs `decisions`, where decisions are stored. Set `decisions` to a file.")
+        raise BadSetting("`durable` writes to the decision log, but `decisions` is not set. Set `decisions` to a file.")
     if options.audit_compare == "llm" and options.upstream is None:
         raise BadSetting(
-            "audit_compare='llm' needs `upstream`, whose LLM compares the answers. Set `upstream`, or use 'words'."
+            "audit_compare='llm' needs an LLM server, but `upstream` is not set. Set `upstream`, or use audit_compare='words'."
         )
     if options.audit_compare == "llm" and options.audit_budget < MAX_CALLS_PER_AUDIT:
         raise BadSetting(
-            f"audit_compare='llm' needs up to {MAX_CALLS_PER_AUDIT} LLM calls per audit. Set `audit_budget` to "
-            f"{MAX_CALLS_PER_AUDIT} or more."
+            f"audit_compare='llm' needs up to {MAX_CALLS_PER_AUDIT} LLM calls per audit. Set `audit_budget` (LLM calls per "
+            f"hour) to {MAX_CALLS_PER_AUDIT} or more."
         )
     if options.max_changed is not None and not options.audit:
         raise BadSetting(
-            "`max_changed` limits how many answers may change if retrieval is skipped. Audits measure this. Set "
-            "`audit` to the share of requests to audit, such as 0.05 for 5%."
+            "`max_changed` needs audits, which measure how often skipped searches change answers. Set `audit` to the share of "
+            "requests to audit. Example: 0.05"
         )
     if options.shadow and options.canary is not None:
         raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
@@ -308,8 +308,8 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
         raise BadSetting(f"gate_b='{gate.name}' cannot be used: {staleness.rstrip('.')}.")
     if options.way == "question" and not second_rag.bound_gate.request.is_empty:
         raise BadSetting(
-            f"way='question' decides before the LLM answers, but gate_b='{gate.name}' reads a draft of the answer. "
-            "Set `way` to draft or race, or use a gate that reads only the question."
+            f"gate_b='{gate.name}' reads a draft answer, but with way='question' there is none. Set way='draft' or way='race', "
+            "or use a gate that reads only questions."
         )
     if options.upstream is not None:
         load_gate_models(second_rag)

@@ -108,8 +108,8 @@ class DecisionLog:
             raise
         except STORE_ERRORS as error:
             raise BadSetting(
-                f"'{redact_secrets(location)}' cannot be used as a decision log: {error}. "
-                "Set `decisions` to a file that the server can write, or to the address of a database."
+                f"the decision log '{redact_secrets(location)}' cannot be opened: {error}. Set `decisions` to a writable file "
+                "or a database address."
             ) from None
 
     def append(

@@ -188,7 +188,7 @@ class UpstreamClient:
             raise make_connection_error(error) from None
         if not 200 <= response.status <= MAX_STATUS:
             response.close()
-            raise ApiError(502, f"the upstream sent the invalid HTTP status {response.status}.", "upstream_invalid")
+            raise ApiError(502, f"the upstream server sent the invalid status {response.status}.", "upstream_invalid")
         if response.status == 200:
             self._start_times[response] = start  # not yet a success: the body may never arrive
         else:

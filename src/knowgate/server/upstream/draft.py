@@ -302,7 +302,7 @@ class UpstreamDraftModel(Backend):
         """
         draft = CURRENT_DRAFT.get()
         if draft is None:
-            raise UnsupportedSignal("the upstream returned no draft answer for the gate to read.")
+            raise UnsupportedSignal("the upstream server returned no draft answer, which the gate needs.")
         return [Reading(draft=draft) for _ in prompts]
 
     def generate(

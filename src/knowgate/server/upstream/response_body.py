@@ -53,7 +53,7 @@ def _decompress(decompressor: Any, chunk: bytes) -> Iterator[bytes]:
             yield decompressor.decompress(chunk, PIECE_BYTES)
             chunk = decompressor.unconsumed_tail
     except zlib.error:
-        raise InvalidResponse("the compressed data is invalid") from None
+        raise InvalidResponse("the compressed body is invalid") from None
 
 
 async def read_content(response: aiohttp.ClientResponse) -> bytes:

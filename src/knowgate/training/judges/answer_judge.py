@@ -274,13 +274,13 @@ def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both
     problem = describe_useless_answers(draft_texts(examples.readings))
     if tokens and problem:
         raise BadInput(
-            f"the judge has nothing to learn from the answers without passages. {problem} Or set tokens=0: the judge then "
-            "reads only the question."
+            f"the judge (predicts whether answers are right) cannot learn from these answers. {problem} Or set tokens=0: the "
+            "judge then reads only the question."
         )
     if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
         raise BadInput(
-            "both=True needs graded answers with passages, but no question has one. Label with passages, or leave the "
-            "option out."
+            "both=True needs graded answers with passages, but no question has one. Run `knowgate label` with `index`, or "
+            "leave `both` out."
         )
     return AnswerTask("judge", tokens, options.base, options.bits, both=both)
 
@@ -291,8 +291,7 @@ def _check_bits(options: AnswerJudgeFitOptions) -> None:
         return
     if options.full or is_encoder_spec(options.base or ""):
         raise BadSetting(
-            f"bits={options.bits} only works with LoRA on a causal base model, because quantized weights cannot be "
-            "trained. Leave `bits` out."
+            f"bits={options.bits} (quantized weights) works only with LoRA on a decoder-only `base` model. Leave `bits` out."
         )
     from knowgate.models.hf.loader import check_bits
 
@@ -338,8 +337,8 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
     gate, labels = load_fitted_gate(teacher), make_hard_labels(examples)
     if gate.artifact.manifest.get("target") in OPEN_BOOK_TARGETS or gate.needs - {Signal.DRAFT}:
         raise BadSetting(
-            f"teacher='{teacher}' does not predict from texts alone whether an answer is right. Use a judge or ik gate that "
-            "was fitted with target='known'."
+            f"the gate in teacher='{teacher}' does not predict from texts alone whether answers are right. Use a gate 'judge' "
+            "or 'ik' that was fitted with target='known'."
         )
     rows = sorted(indices)
     # A need is the probability that an answer is wrong.

@@ -132,8 +132,8 @@ def load_training_state(work: Path, key: str) -> TrainingState:
         raise _make_damage_error(work, str(error)) from None
     if state.key != key:
         raise BadSetting(
-            f"'{work}' contains an unfinished training with other data or settings. Finish that one, delete the "
-            "folder, or use another `out`."
+            f"'{work}' contains an unfinished training run with other data or settings. Finish it, delete the folder, or set "
+            "another `out`."
         )
     return state
 

@@ -76,10 +76,10 @@ def plan_ensemble(
         BadSetting: There are too many folds, or both `seeds` and `folds` are given.
     """
     if folds and not 2 <= folds <= MAX_MEMBERS:
-        raise BadSetting(f"folds={folds} is not allowed: use 2 to {MAX_MEMBERS}, or 0 for none.")
+        raise BadSetting(f"folds={folds} is not allowed. Use 2 to {MAX_MEMBERS}, or 0 to train without folds.")
     if folds and seeds > 1:
         raise BadSetting(
-            "`seeds` and `folds` are mutually exclusive: use one. With folds, every judge has its own seed already."
+            "`seeds` and `folds` are mutually exclusive. Use one of them: each fold already has its own seed."
         )
     if folds:
         rows = np.arange(len(texts)) if rows is None else rows

@@ -131,6 +131,6 @@ def _check_target(examples: Examples) -> None:
     """Raise BadSetting if the target does not say whether retrieval helps."""
     if examples.target not in OPEN_BOOK_TARGETS:
         raise BadSetting(
-            f"the gate 'gain' predicts whether retrieval helps, so target='{examples.target}' is not possible. Leave "
-            "`target` out, or fit the gate 'judge' instead."
+            f"target='{examples.target}' does not work with the gate 'gain' (predicts whether retrieval helps). Leave `target` "
+            "out, or fit the gate 'judge'."
         )

@@ -91,11 +91,11 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
     options, folder = gate.artifact.options, gate.artifact.path
     if gate.name not in JUDGE_PROMPTS or "base" not in options or options.get("pairs") or options.get("gguf"):
         raise BadSetting(
-            f"'{folder}' contains no fine-tuned causal model to export. Use a gate that was fitted with `fit judge`, `fit "
-            "gain` or `fit ik`, not on a small encoder, and that is not exported yet."
+            f"the gate in '{folder}' contains no causal language model to export. Use an unexported gate that `fit judge`, `fit "
+            "gain` or `fit ik` made. Gates on small encoders cannot be exported."
         )
     if out.exists() and out.resolve() == folder.resolve():
-        raise BadSetting(f"out='{out}' is the folder of the gate itself. Give another folder.")
+        raise BadSetting(f"out='{out}' is the folder of the gate itself. Set `out` to another folder.")
     check_replaceable(out, GATE_MANIFEST, GATE_KIND)
 
 

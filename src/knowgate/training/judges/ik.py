@@ -97,7 +97,7 @@ def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Exam
     if rows is None or rows >= len(train):
         return examples
     if rows < MIN_GRADED_ROWS:
-        raise BadSetting(f"ik: rows={rows} is not allowed: it must be at least {MIN_GRADED_ROWS}.")
+        raise BadSetting(f"rows={rows} is too small for the gate 'ik'. Use at least {MIN_GRADED_ROWS}.")
     drawn = np.sort(np.random.default_rng(seed).choice(train, rows, replace=False))
     return replace(examples, split=replace(examples.split, train=drawn))
 
@@ -107,8 +107,8 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
     recorded = int(examples.settings.get("max_tokens", tokens))
     if recorded < tokens:
         raise BadSetting(
-            f"tokens={tokens} is too many: the drafts of the label runs have at most {recorded} tokens. Use tokens={recorded}, "
-            f"or label again with prompts='free' and max_tokens={tokens}."
+            f"tokens={tokens} is too many: the recorded draft answers have at most {recorded} tokens. Use tokens={recorded}. Or "
+            f"label again with prompts='free' and max_tokens={tokens}."
         )
 
 

@@ -214,4 +214,4 @@ def _check_samples(examples: Examples) -> None:
     """Raise BadInput if a question has no sampled answers."""
     n_missing = sum(not _is_sampled(row.closed) for row in examples.rows)
     if n_missing:
-        raise BadInput(f"kbm needs sampled answers, but {n_missing} questions have none. Label again with samples=30.")
+        raise BadInput(f"gate 'kbm' needs sampled answers. {n_missing} questions have none. Label with samples=30.")

@@ -181,7 +181,7 @@ class TrainableEncoder:
         if training.frozen_layers:
             body = self.encoder.model.base_model
             if not hasattr(getattr(body, "encoder", None), "layer"):
-                raise BadSetting("frozen_layers works only with encoders that are built like BERT. Leave it out.")
+                raise BadSetting("`frozen_layers` works only with encoders of BERT's architecture. Leave it out.")
             for part in (body.embeddings, *body.encoder.layer[: training.frozen_layers]):
                 part.requires_grad_(False)
         return [parameter for parameter in self.encoder.model.parameters() if parameter.requires_grad]

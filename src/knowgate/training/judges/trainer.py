@@ -106,8 +106,8 @@ def train_judge(
     usable_dev = [example for example in dev if len(example.prompt.ids) <= training.max_tokens]
     if not usable:
         raise BadInput(
-            f"there is no example to train on: none of the {len(examples)} examples has at most {training.max_tokens} tokens. "
-            "Label more questions, set `tokens` lower, or show fewer passages."
+            f"all {len(examples)} training examples have more than {training.max_tokens} tokens. Set `tokens` lower, show "
+            "fewer passages, or label more questions."
         )
     run = _TrainingRun(model, usable, usable_dev, training, work, watch)
     state = checkpoint.load_training_state(work, run.compute_key())
@@ -323,8 +323,8 @@ def _select_finite(losses: Sequence[float]) -> list[float]:
     finite = [loss for loss in losses if math.isfinite(loss)]
     if len(finite) < (1 - MAX_SKIPPED_SHARE) * len(losses):
         raise BadSetting(
-            f"the training diverged: {len(losses) - len(finite)} of {len(losses)} updates had gradients that are not "
-            "finite. Use a smaller `learning_rate`."
+            f"the training diverged: {len(losses) - len(finite)} of {len(losses)} updates had NaN or infinite gradients. Use a "
+            "smaller `learning_rate`."
         )
     return finite
 

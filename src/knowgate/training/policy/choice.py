@@ -146,7 +146,7 @@ def choose_policy(
     n = len(closed_right)
     for gate in gates:
         if not np.isfinite(gate.needs).all():
-            raise BadInput(f"some scores of gate '{gate.name}' are not numbers. Score every question.")
+            raise BadInput(f"the scores of gate '{gate.name}' contain NaN or infinity. Give only finite scores.")
     constants = [GateCandidate(name, np.full(n, 0.5), reads_draft=False) for name in CONSTANT_GATES]
     gates_by_name = {gate.name: gate for gate in (*constants, *gates)}
     arbiters_by_name = {arbiter.name: arbiter for arbiter in arbiters}
@@ -257,7 +257,7 @@ def apply_policy(
         arbiters[reference_arbiter] = ArbiterCandidate(reference_arbiter, reference_takes_closed)
     if chosen.arbiter:
         if takes_closed is None:
-            raise BadInput(f"the policy uses the arbiter '{chosen.arbiter}'. Pass what it chose as `takes_closed`.")
+            raise BadInput(f"the choices of arbiter '{chosen.arbiter}' are missing. Pass them as `takes_closed`.")
         arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, takes_closed)
     prices = options or ChoiceOptions()
     questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, prices, reference_arbiter)

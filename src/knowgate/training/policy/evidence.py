@@ -175,8 +175,8 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
         table = table.subset(both)  # the few rows without an answer with passages are left out
     if len(table) < MIN_GRADED_ROWS:
         raise BadInput(
-            f"fitting a policy needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(table)}. "
-            "Label more questions."
+            f"fitting a policy (gate and threshold) needs {MIN_GRADED_ROWS} graded questions, but the recorded answers have "
+            f"{len(table)}. Label more questions."
         )
     folds = assign_policy_folds([question.text for question in table.questions], seed)
     return Evidence(table, has_both, folds, seed)

@@ -94,7 +94,7 @@ def fit_policy(
     """
     folder = Path(out)
     if not runs:
-        raise BadSetting("fitting a policy needs labeled questions. Set `labels` to folders made by `knowgate label`.")
+        raise BadSetting("fitting a policy needs recorded answers. Set `labels` to folders of `knowgate label`.")
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     with require_extra("fitting a policy", "train"):
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
@@ -347,8 +347,8 @@ class PolicySearch:
         """
         if not self.fitter.gates:
             raise BadSetting(
-                "no gate can be fitted on these label runs: nearly all answers are right, or nearly all are wrong. "
-                "Label other questions."
+                "no gate can be fitted, because nearly all recorded answers are right or nearly all are wrong. Label other "
+                "questions with `knowgate label`."
             )
         needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
         aurocs = {gate.name: auroc_or_half(needed, gate.needs) for gate in self.fitter.gates}
