@@ -22,6 +22,7 @@ SHOWN_LINES = 25
 SHORTEST_MESSAGE = 4  # words
 HELP_KEYWORDS = ("help", "description")
 HELP_CALLS = ("Doc", "Field", "Option", "Argument", "Typer", "command")
+HELP_POSITIONS = {"Doc": 0, "option": 1, "path_option": 1, "path_argument": 1}  # arguments that are help texts
 
 
 def definitions(tree: ast.Module, text: str) -> Iterator[str]:
@@ -50,10 +51,15 @@ def _error_texts(node: ast.AST) -> list[ast.expr]:
 
 
 def _help_texts(node: ast.AST) -> list[ast.expr]:
-    if not isinstance(node, ast.Call) or ast.unparse(node.func).split(".")[-1] not in HELP_CALLS:
+    if not isinstance(node, ast.Call):
         return []
-    texts = [keyword.value for keyword in node.keywords if keyword.arg in HELP_KEYWORDS]
-    return texts + (node.args[:1] if ast.unparse(node.func) == "Doc" else [])
+    function = ast.unparse(node.func).split(".")[-1]
+    if function in HELP_POSITIONS:
+        position = HELP_POSITIONS[function]
+        return node.args[position : position + 1]
+    if function not in HELP_CALLS:
+        return []
+    return [keyword.value for keyword in node.keywords if keyword.arg in HELP_KEYWORDS]
 
 
 def _render(node: ast.expr) -> str:

@@ -69,6 +69,7 @@ FLAGS = {"samples": "--samples", "mask": "--mask", "top_p": "--top-p", "grade": 
         ("`mask=True` needs samples=1.", "--mask needs --samples 1."),
         ("grade='no such' is not known.", "--grade 'no such' is not known."),
         ("url?samples=3 and row.samples=3 stay.", "url?samples=3 and row.samples=3 stay."),
+        ("use hf:folder#samples=3 instead.", "use hf:folder#samples=3 instead."),
         ("unknown=3 stays.", "unknown=3 stays."),
     ],
 )
