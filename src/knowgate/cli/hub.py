@@ -22,7 +22,7 @@ def export_judge_command(
     out: Annotated[Path, path_option("DIR", "Folder to write the new gate to.")],
     numbers: Annotated[
         Literal["q8_0", "f16"],
-        typer.Option(help="Number format: q8_0 (8 bits), or f16 (16 bits, twice the size)."),
+        typer.Option(help="Number format: `q8_0` (8 bits) or `f16` (16 bits, twice the size)."),
     ] = "q8_0",
 ) -> None:
     """Copy a gate and convert its judge (a fine-tuned model) to a GGUF file for llama.cpp.
@@ -51,7 +51,9 @@ class PushOptions(Options):
 
     public: bool = option(False, "Make a new hub repository public instead of private.", flag="--public")
     with_questions: bool = option(
-        False, "Include ten sample questions, which test the hidden states of a server.", flag="--with-questions"
+        False,
+        "Include ten sample questions. They test whether a server returns the same hidden states.",
+        flag="--with-questions",
     )
 
 

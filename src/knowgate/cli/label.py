@@ -31,7 +31,7 @@ def import_answers(
     out: Annotated[Path, path_option("RUN", "Folder to write the label run (graded answers) to.")],
     options: ImportOptions,
     grade: Annotated[
-        str, typer.Option(help="How to grade answers without a recorded grade: exact, contains or choice.")
+        str, typer.Option(help="How to grade answers without a recorded grade: `exact`, `contains` or `choice`.")
     ] = "contains",
     limit: LimitOption = None,
 ) -> None:

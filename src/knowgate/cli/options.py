@@ -98,7 +98,8 @@ LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use onl
 SeedOption = Annotated[int, typer.Option("--seed", help="Random seed of splits, samples and training.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON, one object per line.")]
 GatesOption = Annotated[
-    list[str] | None, typer.Option("--gates", help="Gates to compare, separated by commas. Default: all possible ones.")
+    list[str] | None,
+    typer.Option("--gates", help="Gates to compare, separated by commas. Default: all gates that can be used."),
 ]
 LangOption = Annotated[str | None, typer.Option("--lang", help="Language of the prompts: en or zh. Default: detected.")]
 PromptsOption = Annotated[

@@ -47,7 +47,9 @@ ALWAYS_THRESHOLD = -1.0  # needs are at least 0, so every question is retrieved 
 class TrafficOptions(Options):
     """Options that `knowgate replay` and `knowgate cost` share."""
 
-    gate: str | None = option(None, "Gate to use. A label run needs one. For a log: the fitted gate that decided.")
+    gate: str | None = option(
+        None, "Gate to use. Required for a label run. For a log, pass the fitted gate that decided."
+    )
     arbiter: str | None = option(
         None, "Arbiter that chooses between the answers of a label run.", metavar="DIR|rules|none"
     )
@@ -58,9 +60,11 @@ class ReplayOptions(TrafficOptions):
     """Options of `knowgate replay`."""
 
     arm: str | None = option(
-        None, "Arm of an A/B test in a server log. Default: the gate that decided most.", metavar="a|b"
+        None,
+        "Gate of an A/B test to read from a server log: `a` or `b`. Default: the gate that decided most requests.",
+        metavar="a|b",
     )
-    thresholds: str = option("0.1..0.9", "Thresholds to try: a range in steps of 0.1 (0.1..0.9), or a list.")
+    thresholds: str = option("0.1..0.9", "Thresholds to try: a range such as 0.1..0.9, in steps of 0.1, or a list.")
 
 
 def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptions) -> None:
@@ -283,7 +287,9 @@ ASSUMED_PRICES_MESSAGE = "These are default prices in US dollars. Set your own: 
 class CostOptions(TrafficOptions):
     """Options of `knowgate cost`, besides prices."""
 
-    threshold: Share | None = option(None, "Need above which to retrieve. Default: the gate's own, or the log's.")
+    threshold: Share | None = option(
+        None, "Retrieve if the gate's score is above this threshold. Default: the threshold of the gate or of the log."
+    )
     prices: Path | None = option(
         None, "TOML file with prices: search, llm_call, input_token, output_token, gpu_hour.", metavar="FILE"
     )

@@ -42,7 +42,9 @@ class FitRerankerOptions(Options):
 
     base: str | None = option(None, "Cross-encoder to start from: minilm, a folder or a hub name. Default: minilm.")
     relevance: list[str] | None = option(
-        None, "Questions with gold answers (jsonl:FILE), to first learn which passages contain the answer; repeatable."
+        None,
+        "Questions with gold answers, such as jsonl:FILE. The reranker first learns from them which passages "
+        "contain the answer. May be repeated.",
     )
     relevance_index: str | None = option(
         None, "Index in which `relevance` finds passages without the answer. Default: the passages of the questions."
@@ -51,18 +53,30 @@ class FitRerankerOptions(Options):
     temperature: float = option(
         1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0
     )
-    epochs: Count | None = option(None, "Passes over the questions. Default: 1 for preferences, 2 for `relevance`.")
-    batch: Count | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
+    epochs: Count | None = option(
+        None, "Number of passes over the questions. Default: 1 for preferences, 2 for `relevance`."
+    )
+    batch: Count | None = option(
+        None, "Number of questions per training step. Default: 8 for preferences, 16 for `relevance`."
+    )
     learning_rate: float | None = option(None, "Highest learning rate. Default: 6e-5, or 5e-5 for `relevance`.", gt=0)
     question_unread: bool = option(
-        False, "Hide the question, to see how much the ranking depends on passages alone.", flag="--question-unread"
+        False,
+        "Hide the question from the reranker. This shows how much the ranking depends on the passages alone.",
+        flag="--question-unread",
     )
     seed: Seed = option(0, "Random seed of the training.")
     relevance_mix: float = option(
-        0.0, "Relevance examples per question with preferences, so that relevance is not forgotten.", ge=0
+        0.0,
+        "Number of relevance examples that are mixed in for each preference. They keep the reranker from "
+        "forgetting relevance.",
+        ge=0,
     )
     checks: int = option(
-        6, "How often dev questions are ranked, to keep the best weights. 0 keeps the last, as in the paper.", ge=0
+        6,
+        "How often the dev questions are ranked during training, to keep the best weights. 0 keeps the last "
+        "weights, as in the paper.",
+        ge=0,
     )
 
     @property
@@ -214,7 +228,7 @@ def prefer(
     out: Annotated[Path, path_option("PREF", "Folder to write the measurements to. An interrupted run is continued.")],
     options: PreferenceOptions,
     model: Annotated[
-        str | None, typer.Option(help="LLM that answers with each passage. Default: that of the label run.")
+        str | None, typer.Option(help="LLM that answers with each passage. Default: the LLM of the label run.")
     ] = None,
     lang: LangOption = None,
     prompts: PromptsOption = None,

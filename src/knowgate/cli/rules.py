@@ -18,7 +18,7 @@ from knowgate.core.display import sanitize_text
 from knowgate.gates.rules.rule_set import load_rules
 from knowgate.gates.rules.topic_rule import RuleMatch
 
-app = typer.Typer(help="List the routing rules, which decide before the gate, or test them on questions.")
+app = typer.Typer(help="List the routing rules, or test them on questions. Rules decide before the gate does.")
 RulesFile = Annotated[Path | None, path_option("FILE", "TOML file with your own rules, which come first.", "--rules")]
 
 

@@ -220,10 +220,10 @@ class RefitOptions(FirstRunOptions):
     The server's log provides the questions, so `questions` and `writer` have no flag.
     """
 
-    docs: str = option("", "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
+    docs: str = option("", "Documents to search. Default: the documents of the settings file.", metavar="DIR")
     model: str = option("", "LLM that answers. Default: the one in the settings file.")
     questions: str = option("", "Questions to label.", flag=None)
-    count: Count = option(500, "Maximum number of logged questions to label; the newest are used.")
+    count: Count = option(500, "Maximum number of logged questions to label. The newest ones are used.")
     writer: str = option("", "LLM that writes questions.", flag=None)
     out: Path = option(Path("knowgate-refit"), "Output folder. An interrupted run continues there.", metavar="DIR")
     config: Path = option(Path("knowgate.toml"), "Settings file to write.", flag=None)

@@ -120,13 +120,21 @@ class IkSweepOptions(Options):
     """Options of `knowgate sweep ik`."""
 
     test: list[Path] = option([], "Label run to test on; repeatable. Default: the test split.", metavar="RUN")
-    tokens: str = option("0,8,32,128", "Numbers of draft tokens T that the judge reads, separated by commas.")
-    rows: str = option("all", "Numbers of training questions, separated by commas; 'all' means all.")
-    grades: str = option("", "Graders to learn from, of exact, contains, judge. Default: the grader of the label runs.")
+    tokens: str = option(
+        "0,8,32,128", "Numbers of draft tokens that the judge reads (T in the paper), separated by commas."
+    )
+    rows: str = option("all", "Numbers of training questions, separated by commas. `all` stands for all questions.")
+    grades: str = option(
+        "",
+        "Graders whose grades are learned, separated by commas: `exact`, `contains` or `judge`. Default: the "
+        "grader that the label runs used.",
+    )
     judge: str | None = option(None, "LLM that grades the answers. Used with --grades judge.")
     mode: str = option("lora", "Kind of judge: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings).")
     base: str | None = option(None, "Model to fine-tune. Default: the LLM of the label runs.")
-    epochs: Count | None = option(None, "Number of passes over the training questions. Default: as in `fit ik`.")
+    epochs: Count | None = option(
+        None, "Number of passes over the training questions. Default: the same as for `knowgate fit ik`."
+    )
     out: Path | None = option(None, "Folder to store the judges in. An interrupted run continues there.", metavar="DIR")
     seed: Seed = option(0, "Random seed of splits, samples and training.")
 
@@ -167,12 +175,16 @@ class DhiclSweepOptions(Options):
     """Options of `knowgate sweep dhicl`."""
 
     history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
-    model: str | None = option(None, "LLM that decides now. Default: use the decisions that are stored in the runs.")
+    model: str | None = option(
+        None, "LLM that makes new decisions. Default: the decisions that are stored in the runs."
+    )
     gates: list[str] | None = option(None, "Other gates in the first table, separated by commas.")
-    k: Count = option(20, "Number of logged questions shown to the LLM, in tables where it does not vary.")
+    k: Count = option(20, "Number of logged questions shown to the LLM, in tables that do not vary this number.")
     counts: str = option(",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare.")
     words: str = option(",".join(LABEL_WORD_PAIRS), "Word pairs to compare, `known/unknown`, separated by commas.")
-    embedder: str | None = option(None, "Embedding that finds similar logged questions. Default: that of the log.")
+    embedder: str | None = option(
+        None, "Embedding model that finds similar logged questions. Default: the embedding model of the log."
+    )
     learn_cut: int = option(0, "Number of logged questions to learn a threshold from. Needs `model`.", ge=0)
 
 
@@ -243,11 +255,15 @@ class SelfAssessmentOptions(Options):
     """Options of `knowgate eval-self`."""
 
     model: str = option("smollm", "LLM that assesses itself, such as smollm.")
-    words: str = option("true/false", "Word pairs the LLM answers with, `known/unknown`, such as true/false,yes/no.")
-    history: str | None = option(None, "Log of earlier questions. Adds methods that show similar ones to the LLM.")
+    words: str = option(
+        "true/false", "Pairs of words for known and unknown, one of which the LLM answers. Example: true/false,yes/no"
+    )
+    history: str | None = option(None, "Log of earlier questions. Adds methods that show similar questions to the LLM.")
     k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = option(
-        None, "Adds a method: the LLM says freely whether it knows, and the LLM named here (or 'self') reads that."
+        None,
+        "LLM that reads free statements of the answering LLM about whether it knows. `self` uses the same "
+        "LLM. Adds a method to the tables.",
     )
     gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, by name or folder.")
     plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")

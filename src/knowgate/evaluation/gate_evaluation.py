@@ -46,7 +46,9 @@ class EvaluateOptions(LiveOptions):
     out: Path | None = option(
         None, "Output folder: report.html, summary.json, table.md, and the answers to `data`.", metavar="DIR"
     )
-    drop_seen: bool = option(False, "Leave out questions that a gate was fitted on, instead of raising an error.")
+    drop_seen: bool = option(
+        False, "Leave out questions that a gate was fitted on. Default: such questions are an error."
+    )
     grader: str | None = option(
         None,
         "Grader whose grades count, if the rows have several: `recorded` (imported grades), `exact`, `contains` or "

@@ -51,7 +51,7 @@ class LiveOptions(AnswerOptions):
         "LLM that answers `data` (default: smollm). With `runs`, give the LLM that made them, to run gates that need "
         "more than the runs contain. Default with `runs`: no LLM is called.",
     )
-    plug_in: bool = option(False, "Also use gates that were fitted on another LLM than the one that answers.")
+    plug_in: bool = option(False, "Also use gates that were fitted on another LLM.")
 
 
 def label_and_decide(

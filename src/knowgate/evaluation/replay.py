@@ -40,10 +40,10 @@ class Prices(Options):
         None, "Price of one token that the LLM reads or writes, e.g. 3e-7.", flag_name="price-token"
     )
     input_token: Price = option(
-        0.0, "Price of one token of a prompt, if it differs from `token`.", flag_name="price-input-token"
+        0.0, "Price of one prompt token. Default: the price in `token`.", flag_name="price-input-token"
     )
     output_token: Price = option(
-        0.0, "Price of one token that the LLM generates, if it differs from `token`.", flag_name="price-output-token"
+        0.0, "Price of one generated token. Default: the price in `token`.", flag_name="price-output-token"
     )
     llm_call: Price = option(
         0.0,

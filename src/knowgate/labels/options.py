@@ -40,7 +40,7 @@ class AnswerOptions(Options):
         "Number of passages shown to the LLM per question. Default: 3 with an index, otherwise all `contexts` of the "
         "question.",
     )
-    limit: Count | None = option(None, "Maximum number of questions; the first ones are used. Default: all.")
+    limit: Count | None = option(None, "Maximum number of questions. The first ones are used. Default: all.")
     prompts: Path | None = option(
         None,
         "Wording of the prompts: `free` (the LLM answers in full sentences) or your own TOML file. Default: prompts "
@@ -87,7 +87,7 @@ class LabelOptions(AnswerOptions):
         "or `judge` (another LLM decides). Multiple-choice questions are always graded by letter. 'contains,judge' "
         "also stores the verdicts of a second grader; `evaluate` can use them instead.",
     )
-    judge: Any = option(None, "Model spec of the LLM that grades answers. Required if `grade` is judge.")
+    judge: Any = option(None, "LLM that grades answers. Required if `grade` is `judge`. Example: openai:MODEL@URL")
     judge_prompt: Literal["implies", "contains"] = option(
         "implies",
         "What the judge is asked: `implies` (does the answer imply the gold answer, given the question?) or "
@@ -105,7 +105,7 @@ class LabelOptions(AnswerOptions):
     seakr: bool = option(
         False, "Also record how much the hidden states of 20 sampled answers differ, which the gate `seakr` reads."
     )
-    lang: str | None = option(None, "Language of the prompts: en or zh. Default: the language of each question.")
+    lang: str | None = option(None, "Language of the prompts: `en` or `zh`. Default: the language of each question.")
     retry_failed: bool = option(False, "When continuing a run, label failed questions again.")
 
     @field_validator("layers", mode="before")

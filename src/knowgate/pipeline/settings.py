@@ -40,15 +40,22 @@ class DecisionOptions(Options):
         "always:rules for an LLM that returns only text.",
     )
     plug_in: bool = option(False, "Use the gate even if it was fitted on another LLM. Its guarantee does not hold.")
-    threshold: Share | None = option(None, "Retrieve if the gate's score is above this. Default: the gate's own.")
+    threshold: Share | None = option(
+        None, "Retrieve if the gate's score is above this threshold. Default: the threshold of the gate."
+    )
     rules: PlainText = option(
         "packaged",
-        "Rules that decide before the gate: packaged, none, or a TOML file. See `knowgate rules`.",
+        "Rules that decide before the gate does: `packaged`, `none`, or a TOML file. See `knowgate rules`.",
         metavar="FILE",
     )
-    lang: PlainText | None = option(None, "Language of the prompts, en or zh. Default: detected per question.")
+    lang: PlainText | None = option(
+        None, "Language of the prompts: `en` or `zh`. Default: the language of each question."
+    )
     prompts: UserPath | None = option(
-        None, "Answer prompts: free (for long answers), or a TOML file. Default: short answers.", metavar="free|FILE"
+        None,
+        "Wording of the prompts: `free` (the LLM answers in full sentences) or your own TOML file. Default: "
+        "prompts that ask for short answers.",
+        metavar="free|FILE",
     )
 
 
@@ -60,24 +67,33 @@ class PipelineOptions(DecisionOptions):
     )
     index: PlainText | None = option(
         None,
-        "Index to search instead of `docs`: a folder, http:URL of a search endpoint, or a search engine (qdrant:, "
-        "chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
+        "Index to search. It replaces `docs`. Possible are a folder, a search endpoint (`http:` before its "
+        "URL), or a search engine (qdrant:, chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
         repr=False,
     )
-    retriever: PlainText | None = option(None, "Search method: bm25, dense or hybrid. Default: bm25, or the index's.")
+    retriever: PlainText | None = option(
+        None, "Search method: `bm25`, `dense` or `hybrid`. Default: the method of the index, or `bm25`."
+    )
     rerank: PlainText | None = option(
         None, "Reranker that orders 20 candidates: a folder made by `knowgate fit reranker`, or any cross-encoder."
     )
-    rerank_margin: Share | None = option(None, "Skip reranking if the best score leads the second by this share.")
-    preset: PlainText | None = option(None, "Preset: cbdr (the CBDR paper, with a fitted probe and reranker).")
-    beta: Share | None = option(None, "Confidence above which preset cbdr answers directly. Default: 0.95.")
+    rerank_margin: Share | None = option(
+        None, "Skip reranking if the best score exceeds the second best by this share."
+    )
+    preset: PlainText | None = option(
+        None, "Group of settings to start from. `cbdr` works as in the CBDR paper, with a fitted probe and reranker."
+    )
+    beta: Share | None = option(
+        None, "With the preset `cbdr`: minimum confidence of the LLM for answering without a search. Default: 0.95."
+    )
     arbiter: PlainText | None = option(
         None,
         "Arbiter that chooses, after retrieval, between the answers from memory and with passages: the folder of a fitted "
         "arbiter, rules, or none. Default: the arbiter of the policy, else rules.",
     )
     second_look: PlainText | None = option(
-        None, "Folder of a fitted kbm gate that drops useless passages; `DIR,verdict=own` as in the KBM paper."
+        None,
+        "Folder of a fitted gate `kbm` that drops useless passages. `DIR,verdict=own` drops them as in the KBM paper.",
     )
     log: PlainText | None = option(
         None, "Log of retrieved questions: an SQLite file or postgresql://...", metavar="DB", repr=False

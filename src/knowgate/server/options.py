@@ -130,7 +130,7 @@ class ServeOptions(Options):
     canary: Share | None = option(
         None, "Share of requests that follow the decision of the gate. All others retrieve. Default: all follow."
     )
-    gate_b: str | None = option(None, "Second gate for an A/B test: a name or a file. It has its own statistics.")
+    gate_b: str | None = option(None, "Second gate for an A/B test: its name or its folder. It has its own statistics.")
     threshold_b: Share | None = option(
         None, "Decision threshold of `gate_b`. Default: the threshold that is stored with the gate."
     )
@@ -144,8 +144,10 @@ class ServeOptions(Options):
     price_token: Price | None = option(
         None, "Price of one token that the LLM reads or writes, from which the dashboard computes savings."
     )
-    price_input_token: Price | None = option(None, "Price of one prompt token, if it differs from `price_token`.")
-    price_output_token: Price | None = option(None, "Price of one generated token, if it differs from `price_token`.")
+    price_input_token: Price | None = option(None, "Price of one prompt token. Default: the price in `price_token`.")
+    price_output_token: Price | None = option(
+        None, "Price of one generated token. Default: the price in `price_token`."
+    )
 
     @field_validator("upstream")
     @classmethod

@@ -38,12 +38,14 @@ class FitOptions(Options):
     )
     threshold: Share | None = option(
         None,
-        "Retrieve if the gate's score is above this. Default: chosen by `max_loss`; 0.5 without answers with passages.",
+        "Retrieve if the gate's score is above this threshold. Default: the best one that `max_loss` allows, "
+        "or 0.5 if no answers with passages were recorded.",
         metavar="0..1",
     )
     max_loss: float | None = option(
         None,
-        "Maximum net loss (lost minus gained answers) of the default threshold on held-out questions. Default: 0.01.",
+        "Limit for the default threshold: the share of right answers on held-out questions that it may lose, "
+        "minus those that it gains. Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",

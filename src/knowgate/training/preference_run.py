@@ -46,25 +46,32 @@ class PreferenceOptions(Options):
         f"it; CBDR). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
     )
     gate: str | None = option(None, "Folder of a fitted probe that reads the LLM's confidence.", metavar="PROBE")
-    index: str | None = option(None, "Index folder, http:URL or search engine to find the candidate passages in.")
+    index: str | None = option(
+        None,
+        "Where candidate passages are searched: an index folder, a search endpoint (`http:` before its URL) "
+        "or a search engine.",
+    )
     data: str | None = option(
-        None, "Questions with candidate passages, such as jsonl:FILE. Default: those of the label run."
+        None, "Questions with candidate passages, such as jsonl:FILE. Default: the questions of the label run."
     )
     candidates: int = option(20, "Number of candidate passages per question.", ge=2)
-    top: Count = option(DEFAULT_TOP, "Maximum number of passages that help, and of others, to keep per question.")
+    top: Count = option(
+        DEFAULT_TOP, "Maximum number of helpful passages to keep per question, and of passages that do not help."
+    )
     cut: Count | None = option(
         None,
         "Truncate all candidates to this many tokens and leave out shorter ones. This control shows whether length "
         "alone matters.",
     )
     split: Literal["train", "dev", "test"] | None = option(
-        None, "Split to put all questions in: train, dev or test. Default: divided as in `knowgate fit`."
+        None, "Split for all questions: `train`, `dev` or `test`. Default: the division that `knowgate fit` makes."
     )
     limit: Count | None = option(None, "Maximum number of questions to use.")
     seed: Seed = option(0, "Random seed of the division into splits.")
     runner: Any = option(
         None,
-        "Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT.",
+        "Where the LLM runs: `local` (this process), `ray:local` (Ray on this machine), `ray` (a running "
+        "cluster) or ray:HOST:PORT.",
         metavar="local|ray[:ADDRESS]",
     )
 

@@ -20,10 +20,12 @@ class DemoOptions(Options):
 
     model: str = option("smollm", "LLM to use. Default: the embedded one.")
     gate: str = option("default", "Gate that decides whether to search; see: knowgate gates")
-    threshold: float | None = option(None, "Search if the gate's score is above this. Default: the gate's own.")
+    threshold: float | None = option(
+        None, "Search if the gate's score is above this threshold. Default: the threshold of the gate."
+    )
     limit: Count | None = option(None, "Use only the first N messages.")
     search_seconds: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = option(
-        None, "Seconds that each search waits, to imitate a hosted search. Default: as in `knowgate eval`."
+        None, "Seconds that each search waits, to imitate a hosted search. Default: the same as for `knowgate eval`."
     )
     quick: bool = option(False, "Show only the first question, or recorded results without an LLM.", flag="--quick")
 

@@ -30,7 +30,10 @@ class ReportOptions(CostAssumptions):
     """Options of `write_report`."""
 
     html: bool = option(True, "Whether to write the HTML page.")
-    max_loss: Share = option(MAX_LOSS, "Maximum net loss (lost minus gained answers) of the recommended gate.")
+    max_loss: Share = option(
+        MAX_LOSS,
+        "Limit for recommending a gate: the share of right answers that it may lose, minus those that it gains.",
+    )
 
 
 @with_options(ReportOptions)

@@ -64,7 +64,9 @@ class CalibrationOptions(Options):
     """
 
     max_loss: float | None = option(
-        None, "Maximum share of lost answers, for example 0.02, as a guarantee. Gained ones count only with `net`."
+        None,
+        "Maximum share of right answers that skipping retrieval may lose, as a guarantee. Example: 0.02. With "
+        "`net`, gained answers are subtracted.",
     )
     confidence: float | None = option(
         None, f"Confidence of the guarantee that `max_loss` asks for. Default: {DEFAULT_CONFIDENCE}."
@@ -82,7 +84,9 @@ class CalibrationOptions(Options):
     out: UserPath | None = option(
         None, "Folder for a copy of the gate with the new threshold. Default: change the gate itself.", metavar="DIR"
     )
-    seed: Seed = option(0, "Seed of the random split into questions that choose the threshold and that test it.")
+    seed: Seed = option(
+        0, "Seed of the random split of the questions. One part chooses the threshold, the other part tests it."
+    )
 
     @property
     def kind(self) -> TargetKind:

@@ -43,7 +43,9 @@ class WebOptions(Options):
     day: int = option(1000, "Maximum number of searches per day, across all processes.", ge=1)
     days: float = option(7.0, "How many days a response is cached; 0 turns the cache off.", ge=0, le=3650)
     stale: bool = option(False, "Use an expired cached response, with a warning, if the engine fails.")
-    record: str = option("", "Folder in which to record every response; web:replay@DIR returns them later.")
+    record: str = option(
+        "", "Folder in which every response is recorded. The index web:replay@DIR returns the recorded responses later."
+    )
     deadline: float = option(10.0, "Time limit for a search in seconds, including retries.", ge=0.1, le=600)
 
 

@@ -44,7 +44,7 @@ class JudgeGateOptions(AnswerJudgeFitOptions):
 
     both: bool = option(False, "Also learn from the answers with passages.")
     teacher: str | None = option(
-        None, "Folder of a fitted judge whose predictions this one learns from (distillation)."
+        None, "Folder of a fitted judge. The new judge learns from its predictions (distillation)."
     )
 
 

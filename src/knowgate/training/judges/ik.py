@@ -25,9 +25,9 @@ class IKOptions(JudgeFitOptions):
     """Options of `fit("ik", ...)`."""
 
     mode: Literal["lora", "text"] = option(
-        "lora", "Kind of judge: lora (fine-tuned LLM) or text (linear classifier of embeddings)."
+        "lora", "Kind of judge: `lora` (a fine-tuned LLM) or `text` (a linear classifier of embeddings)."
     )
-    tokens: WholeNumber = option(32, "Draft tokens that the judge reads (T in the paper: 0, 32, 64 or 128).")
+    tokens: WholeNumber = option(32, "Number of draft tokens that the judge reads: 0, 32, 64 or 128 (T in the paper).")
     rows: Count | None = option(None, "Maximum number of training questions (paper: 5,000 or 20,000). Default: all.")
 
 

@@ -39,10 +39,11 @@ class KBMOptions(JudgeFitOptions):
     """Options of `fit("kbm", ...)`, the knowledge boundary model."""
 
     head: Literal["mastery", "certainty"] = option(
-        "mastery", "What the gate decides by: mastery (share of right samples) or certainty (agreement)."
+        "mastery",
+        "What the gate decides by: `mastery` (the share of right samples) or `certainty` (how far the samples agree).",
     )
     tau: float | None = option(
-        None, "Lowest value of a question that counts as known. Default: best on the dev split.", gt=0, le=1
+        None, "Minimum value of a question that counts as known. Default: the best value on the dev split.", gt=0, le=1
     )
     epochs: Count = option(3, "Passes over the training examples.")
 

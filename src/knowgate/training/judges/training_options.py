@@ -46,17 +46,17 @@ class AnswerJudgeFitOptions(EnsembleFitOptions):
     base: str | None = option(None, ANY_BASE_HELP)
     tokens: WholeNumber = option(64, "Maximum answer tokens that the judge reads; 0 for the question alone.")
     epochs: Count | None = option(  # type: ignore[assignment]
-        None, "Passes over the training examples. Default: 2, or 4 for encoders."
+        None, "Number of passes over the training examples. Default: 2, or 4 for encoders."
     )
     learning_rate: float | None = option(
-        None, "Highest learning rate. Default: 1e-4, 1e-5 with `full`, 3e-5 for mpnet.", gt=0
+        None, "Highest learning rate. Default: 1e-4. With `full` it is 1e-5, and for mpnet 3e-5.", gt=0
     )
     batch: Count = option(32, "Examples per training step.")
     bits: Literal[0, 4, 8] = option(
         0, "Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for full precision."
     )
     frozen_layers: WholeNumber = option(
-        0, "Lower layers of an encoder that are not trained, which saves up to a third of the time."
+        0, "Number of lower layers of an encoder that stay frozen. Freezing saves up to a third of the training time."
     )
 
 
