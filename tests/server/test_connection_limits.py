@@ -158,6 +158,21 @@ def test_a_body_of_small_chunks_that_are_not_too_many_is_read(serve):
     assert send(address, CHUNKED_HEAD + chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
+def test_small_chunks_that_arrive_together_start_few_timers(serve, monkeypatch):
+    starts = []
+    wait = connection_limits.LimitedHttpProtocol._wait_for_headers
+    monkeypatch.setattr(
+        connection_limits.LimitedHttpProtocol, "_wait_for_headers", lambda self: starts.append(1) or wait(self)
+    )
+    assert get_statuses(send(serve(gate="never")[0], CHUNKED_HEAD + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n")) == [400]
+    assert len(starts) < 100  # with a timer for each chunk, parsing took several times as long
+
+
+def test_queued_requests_share_one_limit_of_small_chunks(serve):
+    queued = CHUNKED_HEAD.replace(b"Connection: close\r\n", b"") + b"1\r\nx\r\n" * 500 + b"0\r\n\r\n"
+    assert len(get_statuses(send(serve(gate="never")[0], queued * 10))) < 5
+
+
 def test_an_endless_extension_of_a_chunk_is_rejected(serve):
     address, _ = serve(gate="never")
     with connect(address) as connection:
@@ -260,6 +275,30 @@ def test_a_few_queued_requests_are_answered_in_order(serve):
 def test_requests_before_an_invalid_one_are_answered(serve):
     get = HEAD.replace(b"Connection: close\r\n", b"") + b"\r\n"
     assert get_statuses(send(serve(gate="never")[0], get + get + b"nonsense\r\n\r\n")) == [200, 200]
+
+
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    ("coding", "status"),
+    [(b"chunked", 200), (b"Chunked", 200), (b"gzip, chunked", 501), (b"gzip\r\nTransfer-Encoding: chunked", 501)],
+)
+def test_chunked_is_the_only_transfer_encoding(serve, coding, status):
+    request_bytes = POST + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + CHUNKS
+    assert get_statuses(send(serve(gate="never")[0], request_bytes)) == [status]
+
+
+def test_http_1_0_has_no_transfer_encoding(serve):
+    request_bytes = POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS
+    assert get_statuses(send(serve(gate="never")[0], request_bytes)) == [400]
+
+
+@pytest.mark.parametrize(("version", "status"), [(b"1.1", 400), (b"1.0", 200)])
+def test_only_http_1_0_needs_no_host(serve, version, status):
+    request_bytes = b"GET /health HTTP/" + version + b"\r\nConnection: close\r\n\r\n"
+    assert get_statuses(send(serve(gate="never")[0], request_bytes)) == [status]
 
 
 @pytest.mark.parametrize("start", [b"CONNECT example.com:443 HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\n"])

@@ -15,6 +15,7 @@ import knowgate.server.app as app_module
 from knowgate.server.database import delete_rows
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
+from knowgate.server.telemetry import decision_log
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, _store_feedback
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
@@ -119,6 +120,47 @@ def test_decisions_beyond_the_queue_are_counted_as_lost(tmp_path):
     assert (losses, log.lost_count) == ([("queue full", 1)], 1)
     assert "too many decisions" in str(commit.exception(timeout=5))
     log.close()
+
+
+@pytest.fixture
+def locked_log(tmp_path, monkeypatch):
+    """A decision log whose file is locked by another process, and the connection that holds the lock."""
+    monkeypatch.setattr(decision_log, "LOCK_TIMEOUT_SECONDS", 0.05)
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    with closing(sqlite3.connect(tmp_path / "d.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield log, other
+
+
+def test_decisions_wait_while_the_log_is_locked(locked_log):
+    log, other = locked_log
+    error = log.append({"id": "kg-1"}, None).exception(timeout=10)
+    assert "locked" in str(error)  # for a durable server, which answers 503
+    other.execute("ROLLBACK")
+    wait_until(lambda: log.append({"id": "kg-2"}, None).exception(timeout=10) is None)
+    assert log.run_blocking(lambda store: store.fetch_rows("SELECT id FROM decisions")) == [("kg-1",), ("kg-2",)]
+    assert log.lost_count == 0
+    log.close()
+
+
+def test_decisions_that_wait_for_a_locked_log_are_limited(locked_log, monkeypatch):
+    monkeypatch.setattr(decision_log, "MAX_PENDING_ROWS", 2)
+    log, other = locked_log
+    first, _, third = [log.append({"id": f"kg-{number}"}, None) for number in range(3)]
+    assert "locked" in str(first.exception(timeout=10))
+    assert "too many decisions" in str(third.exception(timeout=10))
+    assert log.lost_count == 1
+    other.execute("ROLLBACK")
+    count = "SELECT COUNT(*) FROM decisions"
+    wait_until(lambda: log.run_blocking(lambda store: store.fetch_rows(count)) == [(2,)])
+    log.close()
+
+
+def test_decisions_are_lost_if_the_log_is_locked_until_the_server_ends(locked_log):
+    log, _ = locked_log
+    log.append({"id": "kg-1"}, None)
+    log.close()
+    assert log.lost_count == 1
 
 
 @pytest.mark.parametrize("target", [{"question": "Who is Jane?"}, {"id": "kg-1"}])

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 32 << 10  # request line and headers together
 MAX_HEADERS = 100
-MAX_SMALL_CHUNKS = 4096  # chunks of a body beyond one for every CHUNK_BYTES; parsing each one takes time
+MAX_SMALL_CHUNKS = 1024  # chunks of a body beyond one for every CHUNK_BYTES; parsing each one takes time
 CHUNK_BYTES = 256
 HEADER_SECONDS = 10.0  # maximum time for the headers of a request, and for its trailers
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
@@ -64,6 +64,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._request_bytes = 0  # received of the current request
         self._body_bytes = 0  # of the current request, without the sizes of its chunks and the like
         self._chunks = 0  # of the body of the current request
+        self._is_chunk_empty = False  # whether no byte of the latest chunk was received; trailers can follow
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -135,6 +136,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_bytes += len(data)
         self._request_bytes += len(data)
         self._parse(data)
+        if self._is_chunk_empty and not self._responded_early:
+            self._wait_for_headers()  # not for each chunk, because timers are slow
         overhead = self._request_bytes - self._body_bytes
         if not is_between_requests and overhead > 2 * MAX_HEADER_BYTES + self._body_bytes:
             self._reject(400, "The sizes and extensions of the chunks are longer than the body.")
@@ -167,7 +170,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Start a new request, unless the connection is being closed. Called by the parser."""
         if self._ignores_input or self.transport.is_closing():
             raise ValueError("the connection is being closed")  # stops the parser
-        self._parsed_bytes = self._request_bytes = self._body_bytes = self._chunks = 0
+        is_queued = self.cycle is not None and not self.cycle.response_complete
+        small_chunks = max(0, self._chunks - self._body_bytes // CHUNK_BYTES)
+        self._chunks = small_chunks if is_queued else 0  # queued requests share one limit
+        self._parsed_bytes = self._request_bytes = self._body_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -191,8 +197,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Check the headers of a request, and start to process it. A ValueError stops the parser."""
         self._stop_waiting()
-        if self.parser.get_method() == b"CONNECT" or sum(name == b"host" for name, _ in self.headers) > 1:
-            raise ValueError("the request uses CONNECT or has several Host headers")
+        self._check_headers()
         if self.parser.should_upgrade():
             return  # `_parse_without_upgrade` parses the request again
         if len(self.pipeline) >= MAX_QUEUED_REQUESTS:
@@ -202,18 +207,31 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
         self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}
 
+    def _check_headers(self) -> None:
+        """Reject requests that another server may read in another way. A ValueError stops the parser."""
+        is_http_1_0 = self.parser.get_http_version() == "1.0"
+        n_hosts = sum(name == b"host" for name, _ in self.headers)
+        if self.parser.get_method() == b"CONNECT" or n_hosts > 1 or (n_hosts == 0 and not is_http_1_0):
+            raise ValueError("the request uses CONNECT, or has no Host header or several ones")
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and is_http_1_0:
+            raise ValueError("HTTP/1.0 has no Transfer-Encoding")
+        if codings not in ([], [b"chunked"]):
+            self._reject(501, "The only supported Transfer-Encoding is chunked.")
+            raise ValueError("the Transfer-Encoding is not supported")
+
     def on_chunk_header(self) -> None:
-        """Count a chunk of the body, and reject too many small ones. Trailers (late headers) may follow."""
+        """Count a chunk of the body, and reject too many small ones."""
         self._chunks += 1
         if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
             self._reject(400, "The body has too many small chunks.")
             raise ValueError("the request body has too many small chunks")  # stops the parser
-        if not self._responded_early:
-            self._wait_for_headers()
+        self._is_chunk_empty = True
 
     def on_body(self, body: bytes) -> None:
         """Process a part of the body. Trailers can follow only after the empty last chunk."""
         self._body_bytes += len(body)
+        self._is_chunk_empty = False
         if self._header_timer is not None:
             self._stop_waiting()
         super().on_body(body)
@@ -222,6 +240,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Finish reading a request. Close the connection after an early response, such as status 413."""
         if self.parser.should_upgrade():  # `_parse_without_upgrade` parses the request again
             return
+        self._is_chunk_empty = False
         self._stop_waiting()
         super().on_message_complete()
         if self._responded_early and self.cycle.response_complete:

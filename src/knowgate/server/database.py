@@ -231,12 +231,16 @@ def _open_sqlite(
             return connection
         except (ArtifactError, sqlite3.Error) as error:
             connection.close()
-            # The lowest byte of an extended error code is the primary error code.
-            is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not attempts_left or not is_locked:
+            if not attempts_left or not is_locked(error):
                 raise
             time.sleep(OPEN_RETRY_SECONDS)  # SQLite ignores the lock timeout while another process creates the file
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether an SQLite file could not be used because another process writes to it."""
+    # The lowest byte of an extended error code is the primary error code.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> None:

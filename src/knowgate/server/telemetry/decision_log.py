@@ -26,6 +26,7 @@ from knowgate.server.database import (
     delete_decisions,
     delete_rows,
     find_ids_and_owners,
+    is_locked,
     mark_unknown_sources,
     open_store,
 )
@@ -99,6 +100,8 @@ class DecisionLog:
         self._on_loss = on_loss
         self._attempts = SHARED_ATTEMPTS if is_shared or is_postgres_address(location) else 1
         self._pending: list[DecisionRow] = []
+        self._n_writing = 0  # rows that are being written, which are no longer pending
+        self._is_closing = False
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "knowgate-decisions")
@@ -132,7 +135,8 @@ class DecisionLog:
                 decision by giving any of them.
 
         Returns:
-            A future that completes when the decision is stored. If the decision is lost, it raises an error. Decisions
+            A future that completes when the decision is stored. It raises an error if the decision is lost, or if an
+            SQLite file is locked for LOCK_TIMEOUT_SECONDS; a later attempt can still store the decision then. Decisions
             that are written together share one future, so do not cancel it.
         """
         text = question if self.stores_questions else None
@@ -140,7 +144,7 @@ class DecisionLog:
         source_keys = tuple(map(question_key, source_questions)) if self.stores_keys else ()
         row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key, source_keys)
         with self._lock:
-            is_full = len(self._pending) >= MAX_PENDING_ROWS
+            is_full = len(self._pending) + self._n_writing >= MAX_PENDING_ROWS
             if not is_full:
                 self._pending.append(row)
             is_first = len(self._pending) == 1
@@ -154,21 +158,38 @@ class DecisionLog:
         return commit
 
     def _write_pending(self) -> None:
-        """Write all queued decisions in one transaction. After a failure, the decisions are lost and counted."""
+        """Write all queued decisions in one transaction. If the file is locked, try again later."""
         with self._lock:
             rows, self._pending = self._pending, []
             commit, self._commit = self._commit, Future()
+            self._n_writing = len(rows)
         if not commit.set_running_or_notify_cancel():
             commit = Future()  # the shared future was cancelled, so nobody waits for it
         try:
             with self._store.transaction(WRITE_LOCK) as transaction:
                 _insert_rows(transaction, _drop_deleted(transaction, rows))
         except STORE_ERRORS as error:
-            log.warning("%d decisions could not be logged: %s", len(rows), error)
-            self._count_loss("write failed", len(rows))
+            self._handle_failure(rows, error)
             commit.set_exception(error)
         else:
+            self._n_writing = 0
             commit.set_result(None)
+
+    def _handle_failure(self, rows: list[DecisionRow], error: Exception) -> None:
+        """Queue decisions again if the file is locked. After other errors, they are lost and counted."""
+        with self._lock:
+            self._n_writing = 0
+            is_kept = is_locked(error) and not self._is_closing
+            needs_attempt = is_kept and not self._pending  # otherwise the next attempt is already scheduled
+            if is_kept:
+                self._pending[:0] = rows
+        if needs_attempt:
+            self._thread.submit(self._write_pending)
+        if is_kept:
+            log.warning("%d decisions wait, because the decision log is locked by another process.", len(rows))
+        else:
+            log.warning("%d decisions could not be logged: %s", len(rows), error)
+            self._count_loss("write failed", len(rows))
 
     def _count_loss(self, reason: str, count: int) -> None:
         """Count decisions that could not be stored."""
@@ -295,7 +316,8 @@ class DecisionLog:
         return self._thread.submit(lambda: work(self._store)).result()
 
     def close(self) -> None:
-        """Write pending decisions and close the store."""
+        """Write pending decisions and close the store. Decisions are lost if the file is still locked."""
+        self._is_closing = True
         self._thread.submit(self._write_pending)
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
