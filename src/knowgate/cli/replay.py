@@ -58,7 +58,7 @@ class ReplayOptions(TrafficOptions):
     """Options of `knowgate replay`."""
 
     arm: str | None = option(
-        None, "Arm of an A/B test in a server log. Default: the gate that decided most.", metavar="a|b"
+        None, "Arm of an A/B test in a server log. Default: the gate and arm that decided most.", metavar="a|b"
     )
     thresholds: str = option("0.1..0.9", "Thresholds to try: a range in steps of 0.1 (0.1..0.9), or a list.")
 

@@ -33,6 +33,7 @@ from knowgate.models import load_model
 from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.options import load_serve_options
 
+SHARE_LABELS_ADVICE = "If all keys belong together, set share_labels = true in the table [serve] of the settings."
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in FirstRunOptions.model_fields}
 
 
@@ -268,11 +269,17 @@ def refit(
 
 
 def _read_logged_questions(log: str, count: int, settings: PipelineOptions) -> LoggedQuestions:
-    """Read the newest questions from the log of a server, at most `count`, and print how many were corrected."""
+    """Read the newest questions from the log of a server, at most `count`, and print which are used."""
     source = parse_log_location(log)
     if isinstance(source, Path) and not is_server_log(source):
         raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
     logged = read_logged_questions(source, count, trusts_keys=load_serve_options(settings).share_labels)
+    if logged.is_capped:
+        inform(
+            f"Questions: {len(logged.questions)}. Older ones are not used, because one API key may give at most half of "
+            f"them. {SHARE_LABELS_ADVICE}",
+            style="yellow",
+        )
     _report_corrections(logged)
     return logged
 
@@ -295,8 +302,8 @@ def _report_corrections(logged: LoggedQuestions) -> None:
     inform(f"Corrections: {logged.n_corrections}, from {keys}.")
     if logged.n_unused:
         inform(
-            f"{logged.n_unused} of them are not used, because one key may give at most half of the gold answers. If all "
-            "keys belong together, set share_labels = true in the table [serve] of the settings.",
+            f"{logged.n_unused} of them are not used, because one key may give at most half of the gold answers. "
+            f"{SHARE_LABELS_ADVICE}",
             style="yellow",
         )
 

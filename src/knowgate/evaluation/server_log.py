@@ -30,6 +30,7 @@ DRAFT_BY_WAY = {"question": False, "draft": True, "race": True}  # unknown for a
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
+NO_KEY = ""  # owner of decisions on a server without API keys, and of questions that several keys asked
 OWNERS_QUERY = "SELECT id, owner FROM decisions WHERE question IS NOT NULL"
 CORRECTIONS_QUERY = "SELECT decision, answer, at FROM corrections ORDER BY at"
 FEEDBACK_QUERY = "SELECT decision, at, owner FROM feedback"
@@ -48,7 +49,7 @@ def is_server_log(path: Path) -> bool:
 def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
     """Read the server's decision log as traffic, for replaying thresholds.
 
-    Only decisions of the most frequent pair of gate and threshold are read.
+    Only decisions of the most frequent combination of gate, threshold and arm are read.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -65,13 +66,13 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
             f"{_get_path(location)} contains no decision of a gate{explanation}. Send more questions to the server, or "
             "choose another `arm`."
         )
-    counts = Counter(map(_get_gate_and_threshold, decisions.values()))
+    counts = Counter(map(_get_gate_threshold_and_arm, decisions.values()))
     most_frequent, n_events = counts.most_common(1)[0]
     if n_events < len(decisions):
-        left_out["of another gate or threshold"] = len(decisions) - n_events
-    selected = {key: record for key, record in decisions.items() if _get_gate_and_threshold(record) == most_frequent}
+        left_out["of another gate, threshold or arm"] = len(decisions) - n_events
+    selected = {key: item for key, item in decisions.items() if _get_gate_threshold_and_arm(item) == most_frequent}
     audits = _read_audits(location)
-    gate, threshold = most_frequent
+    gate, threshold, _ = most_frequent
     return LoggedTraffic(
         _get_path(location),
         events=[_make_event(record, audits.get(key, ())) for key, record in selected.items()],
@@ -96,7 +97,7 @@ def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict
         except BadInput:
             left_out["that cannot be read"] += 1
             continue
-        if arm in (None, record.get("arm", "a")):
+        if arm in (None, _get_arm(record)):
             reason = _find_reason_to_leave_out(record)
             if reason:
                 left_out[reason] += 1
@@ -116,9 +117,14 @@ def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float]]]:
     return audits
 
 
-def _get_gate_and_threshold(record: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the gate and the threshold of a stored decision."""
-    return str(record["gate"]), float(record["threshold"])
+def _get_gate_threshold_and_arm(record: Mapping[str, Any]) -> tuple[str, float, str]:
+    """Return the gate, the threshold and the arm of a stored decision. Both arms may have gates of the same name."""
+    return str(record["gate"]), float(record["threshold"]), _get_arm(record)
+
+
+def _get_arm(record: Mapping[str, Any]) -> str:
+    """Return the arm of an A/B test that made a stored decision; 'a' without an A/B test."""
+    return str(record.get("arm") or "a")
 
 
 @dataclass(frozen=True)
@@ -130,12 +136,14 @@ class LoggedQuestions:
         n_corrections: Number of questions with a correction.
         n_keys: Number of API keys that gave these corrections.
         n_unused: Number of these corrections that are not used, because one key gave most of them.
+        is_capped: Whether questions are left out, because one key asked most of them.
     """
 
     questions: list[Question]
     n_corrections: int = 0
     n_keys: int = 0
     n_unused: int = 0
+    is_capped: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,42 +164,89 @@ class Correction:
 def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: bool = False) -> LoggedQuestions:
     """Read the newest distinct questions of a decision log. Corrections by people become gold answers.
 
-    If several API keys asked questions, one key gives at most half of the gold answers, except for an admin key.
+    If several API keys asked questions, one key gives at most half of them. It gives at most half of the gold answers,
+    too, except for an admin key.
 
     Args:
         location: SQLite file or PostgreSQL address.
         limit: Maximum number of questions.
-        trusts_keys: Use all corrections, because all API keys belong together.
+        trusts_keys: Use all questions and corrections, because all API keys belong together.
 
     Raises:
         BadInput: The log contains no texts of questions.
     """
     owners = {str(key): str(owner or "") for key, owner in _read_rows(location, OWNERS_QUERY)}
     corrections = _read_corrections(location, owners)
-    questions = _read_distinct(location, corrections, limit)
+    has_one_key = len(set(owners.values())) <= 1
+    selection = QuestionSelection(limit, caps_keys=not trusts_keys and not has_one_key)
+    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
+        selection.add(str(key), text, owners.get(key, NO_KEY), corrections.get(key))
+    selection.drop_excess()
+    questions = list(selection.questions.values())
     if not questions:
         raise BadInput(
             f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
             "store them."
         )
     found = {item.id: corrections[item.id] for item in questions if item.answers}
-    has_one_key = len(set(owners.values())) <= 1
     unused = [] if trusts_keys or has_one_key else _list_excess(found)
     kept = [replace(item, answers=()) if item.id in unused else item for item in questions]
     n_keys = len({correction.giver for correction in found.values()})
-    return LoggedQuestions(kept, n_corrections=len(found), n_keys=n_keys, n_unused=len(unused))
+    return LoggedQuestions(kept, len(found), n_keys, n_unused=len(unused), is_capped=selection.is_capped)
 
 
-def _read_distinct(location: LogLocation, corrections: Mapping[str, Correction], limit: int) -> list[Question]:
-    """Read the newest distinct questions, each with its newest correction as gold answer, if it has any."""
-    questions: dict[str, Question] = {}  # by text
-    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        gold_answers = (corrections[key].answer,) if key in corrections else ()
-        is_new = text not in questions and len(questions) < limit
-        has_first_correction = text in questions and gold_answers and not questions[text].answers
-        if is_new or has_first_correction:
-            questions[text] = Question(text, id=str(key), answers=gold_answers)
-    return list(questions.values())
+@dataclass
+class QuestionSelection:
+    """The newest distinct questions of a log. One API key gives at most half of them.
+
+    Attributes:
+        limit: Maximum number of questions.
+        caps_keys: Whether the share of one key is limited.
+        questions: The selected questions by their text, newest first.
+        owners: API key that asked each selected question, by its text.
+        is_capped: Whether questions were left out because of the share of their key.
+    """
+
+    limit: int
+    caps_keys: bool
+    questions: dict[str, Question] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    is_capped: bool = False
+    _counts: Counter[str] = field(default_factory=Counter)  # number of selected questions by API key
+
+    def add(self, id: str, text: str, owner: str, correction: Correction | None) -> None:
+        """Add the next older question. An earlier one with the same text stays, with its newest correction."""
+        answers = () if correction is None else (correction.answer,)
+        if text in self.questions:
+            if answers and not self.questions[text].answers:
+                self.questions[text] = Question(text, id=id, answers=answers)
+            if owner != self.owners[text]:
+                self._set_owner(text, NO_KEY)
+        elif len(self.questions) < self.limit:
+            if self.caps_keys and owner != NO_KEY and self._counts[owner] >= self.limit // 2:
+                self.is_capped = True
+                return
+            self.questions[text] = Question(text, id=id, answers=answers)
+            self._set_owner(text, owner)
+
+    def _set_owner(self, text: str, owner: str) -> None:
+        """Count a selected question for an API key, and no longer for an earlier one."""
+        if text in self.owners:
+            self._counts[self.owners[text]] -= 1
+        self.owners[text] = owner
+        self._counts[owner] += 1
+
+    def drop_excess(self) -> None:
+        """Drop the oldest questions of a key that gives more than half of all."""
+        keys = [owner for owner in self._counts if owner != NO_KEY]
+        if not self.caps_keys or not keys:
+            return
+        largest = max(keys, key=self._counts.__getitem__)
+        texts = [text for text in self.questions if self.owners[text] == largest]
+        n_others = len(self.questions) - len(texts)
+        for text in texts[n_others:]:
+            del self.questions[text]
+            self.is_capped = True
 
 
 def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[str, Correction]:

@@ -387,7 +387,7 @@ class LearningResponse(ApiResponse):
         canary: Share of requests that follow the gate.
         audit: Share of requests that are audited.
         budget_left: Number of LLM calls left for audits.
-        labelled: Number of new labels in the history since this process started.
+        labelled: Number of labels that this process added to the history. Repeated questions and feedback count again.
     """
 
     arms: dict[str, ArmReport]
