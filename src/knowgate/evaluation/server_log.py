@@ -177,76 +177,60 @@ def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: boo
     """
     owners = {str(key): str(owner or "") for key, owner in _read_rows(location, OWNERS_QUERY)}
     corrections = _read_corrections(location, owners)
-    has_one_key = len(set(owners.values())) <= 1
-    selection = QuestionSelection(limit, caps_keys=not trusts_keys and not has_one_key)
-    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        selection.add(str(key), text, owners.get(key, NO_KEY), corrections.get(key))
-    selection.drop_excess()
-    questions = list(selection.questions.values())
+    newest, askers = _read_distinct(location, corrections, owners, limit)
+    questions = newest[:limit]
+    limits_keys = not trusts_keys and len(set(owners.values())) > 1
+    if limits_keys:
+        questions = _limit_keys(newest, askers, limit)
     if not questions:
         raise BadInput(
             f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
             "store them."
         )
     found = {item.id: corrections[item.id] for item in questions if item.answers}
-    unused = [] if trusts_keys or has_one_key else _list_excess(found)
+    givers = {id: NO_KEY if item.is_trusted else item.giver for id, item in found.items()}
+    unused = _list_excess(givers) if limits_keys else []
     kept = [replace(item, answers=()) if item.id in unused else item for item in questions]
     n_keys = len({correction.giver for correction in found.values()})
-    return LoggedQuestions(kept, len(found), n_keys, n_unused=len(unused), is_capped=selection.is_capped)
+    return LoggedQuestions(kept, len(found), n_keys, n_unused=len(unused), is_capped=questions != newest[:limit])
 
 
-@dataclass
-class QuestionSelection:
-    """The newest distinct questions of a log. One API key gives at most half of them.
+def _read_distinct(
+    location: LogLocation, corrections: Mapping[str, Correction], owners: Mapping[str, str], limit: int
+) -> tuple[list[Question], dict[str, str]]:
+    """Read the newest distinct questions of each API key, at most `limit` of a key.
 
-    Attributes:
-        limit: Maximum number of questions.
-        caps_keys: Whether the share of one key is limited.
-        questions: The selected questions by their text, newest first.
-        owners: API key that asked each selected question, by its text.
-        is_capped: Whether questions were left out because of the share of their key.
+    Returns:
+        The questions, newest first, each with its newest correction as gold answer, if it has any. And by text the key
+        that asked; NO_KEY if several did.
     """
+    questions: dict[str, Question] = {}  # by text
+    askers: dict[str, str] = {}
+    counts = Counter[str]()
+    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
+        gold_answers = (corrections[key].answer,) if key in corrections else ()
+        asker = owners.get(key, NO_KEY)
+        is_new = text not in questions and counts[asker] < limit
+        has_first_correction = text in questions and gold_answers and not questions[text].answers
+        if is_new or has_first_correction:
+            questions[text] = Question(text, id=str(key), answers=gold_answers)
+        if text in questions:
+            askers[text] = asker if askers.get(text, asker) == asker else NO_KEY
+            counts[asker] += is_new
+    return list(questions.values()), askers
 
-    limit: int
-    caps_keys: bool
-    questions: dict[str, Question] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)
-    is_capped: bool = False
-    _counts: Counter[str] = field(default_factory=Counter)  # number of selected questions by API key
 
-    def add(self, id: str, text: str, owner: str, correction: Correction | None) -> None:
-        """Add the next older question. An earlier one with the same text stays, with its newest correction."""
-        answers = () if correction is None else (correction.answer,)
-        if text in self.questions:
-            if answers and not self.questions[text].answers:
-                self.questions[text] = Question(text, id=id, answers=answers)
-            if owner != self.owners[text]:
-                self._set_owner(text, NO_KEY)
-        elif len(self.questions) < self.limit:
-            if self.caps_keys and owner != NO_KEY and self._counts[owner] >= self.limit // 2:
-                self.is_capped = True
-                return
-            self.questions[text] = Question(text, id=id, answers=answers)
-            self._set_owner(text, owner)
-
-    def _set_owner(self, text: str, owner: str) -> None:
-        """Count a selected question for an API key, and no longer for an earlier one."""
-        if text in self.owners:
-            self._counts[self.owners[text]] -= 1
-        self.owners[text] = owner
-        self._counts[owner] += 1
-
-    def drop_excess(self) -> None:
-        """Drop the oldest questions of a key that gives more than half of all."""
-        keys = [owner for owner in self._counts if owner != NO_KEY]
-        if not self.caps_keys or not keys:
-            return
-        largest = max(keys, key=self._counts.__getitem__)
-        texts = [text for text in self.questions if self.owners[text] == largest]
-        n_others = len(self.questions) - len(texts)
-        for text in texts[n_others:]:
-            del self.questions[text]
-            self.is_capped = True
+def _limit_keys(questions: Sequence[Question], askers: Mapping[str, str], limit: int) -> list[Question]:
+    """Return the first questions, at most `limit`, and at most half of them from one API key."""
+    kept: dict[str, str] = {}  # id of a question -> API key
+    counts = Counter[str]()
+    for question in questions:
+        asker = askers[question.text]
+        if len(kept) < limit and (asker == NO_KEY or counts[asker] < limit // 2):
+            kept[question.id] = asker
+            counts[asker] += 1
+    ids = kept.keys() - _list_excess(kept)
+    return [question for question in questions if question.id in ids]
 
 
 def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[str, Correction]:
@@ -262,17 +246,18 @@ def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[
     return corrections
 
 
-def _list_excess(corrections: Mapping[str, Correction]) -> list[str]:
-    """Return the ids of the oldest corrections of a key, as many as it gave above half of all.
+def _list_excess(keys: Mapping[str, str]) -> list[str]:
+    """Return the last ids of the API key that has most, as many as it has above half of all.
 
-    `corrections` are given newest first.
+    Args:
+        keys: API key of each id. NO_KEY stands for ids that are not limited.
     """
     ids_by_key: dict[str, list[str]] = {}
-    for id, correction in corrections.items():
-        if not correction.is_trusted:
-            ids_by_key.setdefault(correction.giver, []).append(id)
+    for id, key in keys.items():
+        if key != NO_KEY:
+            ids_by_key.setdefault(key, []).append(id)
     largest = max(ids_by_key.values(), key=len, default=[])
-    n_others = len(corrections) - len(largest)
+    n_others = len(keys) - len(largest)
     return largest[n_others:]
 
 
