@@ -142,6 +142,14 @@ def test_decisions_of_the_server_log_are_traffic(tmp_path):
     assert math.isnan(log.events[0].opened.prompt)
 
 
+def test_gates_of_the_same_name_in_two_arms_are_not_mixed(tmp_path):
+    one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "logprob", "gated": True}
+    decisions(tmp_path / "d.sqlite", enumerate([{**one, "arm": "a"}, {**one, "arm": "b", "need": 0.1}, one]))
+    log = read_server_log(tmp_path / "d.sqlite")
+    assert [event.need for event in log.events] == [0.8, 0.8]  # without an A/B test, the gate is arm a
+    assert log.left_out == {"of another gate, threshold or arm": 1}
+
+
 @pytest.mark.parametrize(
     "damaged",
     ["null", "[1]", '{"need": 0.', '{"retrieve": true}', '{"need": NaN, "retrieve": true, "threshold": 1, "gate": "g"}',

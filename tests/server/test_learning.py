@@ -559,8 +559,10 @@ def test_draft_and_answer_become_a_label_of_the_history(serve, stub, tmp_path):
     address, app = serve(gate="logprob:first", options=audit_options(tmp_path))
     store = use_history(app)
     ask(address)
-    wait_until(store.list_labels)
-    assert store.list_labels()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
+    wait_until(lambda: get_arms(address)["a"]["audits"].get("label"))  # the audit compares the same two answers
+    app.state.service.learner.labeler.history.flush()
+    assert store.list_labels() == [(UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)]
+    assert httpx.get(f"{address}/v1/learning").json()["labelled"] == 1
 
 
 def test_an_audited_retrieval_without_a_draft_gets_a_closed_book_answer_for_its_label(serve, stub, tmp_path):

@@ -77,7 +77,7 @@ def test_decisions_of_another_gate_are_skipped_and_counted(serve, many, tmp_path
         database.execute(f"{change}(SELECT min(id) FROM decisions)")
     outcome = call("replay", file)
     assert outcome.code == 0
-    assert "1 of another gate or threshold" in outcome.err
+    assert "1 of another gate, threshold or arm" in outcome.err
 
 
 def test_requests_with_options_of_their_own_do_not_count_for_the_gate(serve, many, tmp_path, call):  # noqa: F811
@@ -123,9 +123,9 @@ def write_corrected_log(file, corrected):
 @pytest.mark.parametrize(
     ("corrected", "counts"),
     [
-        ([("bob", "bob")] * 6 + [("alice", None)] * 4, (6, 1, 6)),  # one key alone decides nothing for the others
-        ([("bob", "bob")] * 6 + [("alice", "alice")] * 2, (8, 2, 4)),  # bob gives at most half
-        ([("bob", "admin")] * 6 + [("alice", None)] * 4, (6, 1, 0)),  # an admin key may decide for all
+        ([("bob", "bob")] * 4 + [("alice", None)] * 4, (4, 1, 4)),  # one key alone decides nothing for the others
+        ([("bob", "bob")] * 4 + [("alice", "alice"), ("alice", None)] * 2, (6, 2, 2)),  # bob gives at most half
+        ([("bob", "admin")] * 4 + [("alice", None)] * 4, (4, 1, 0)),  # an admin key may decide for all
         ([("bob", "bob")] * 6, (6, 1, 0)),  # there are no other keys
         ([("", "")] * 6 + [("bob", None)], (6, 1, 0)),  # the server had no keys
     ],
@@ -139,10 +139,22 @@ def test_one_key_gives_at_most_half_of_the_gold_answers(tmp_path, corrected, cou
     assert trusted.n_unused == 0
 
 
-def test_many_new_questions_of_one_key_do_not_lift_its_limit(tmp_path):
-    write_corrected_log(tmp_path / "d.db", [("alice", None)] * 2 + [("bob", "bob")] * 6)
-    logged = read_logged_questions(tmp_path / "d.db", 6)  # all of them are of bob
-    assert (len(logged.questions), logged.n_unused) == (6, 6)
+@pytest.mark.parametrize(
+    ("asked", "limit", "numbers"),
+    [
+        ("aaabbbbb", 6, [7, 6, 5, 2, 1, 0]),  # the newest of each key
+        ("abbbbb", 4, [5, 4, 3, 0]),  # the other key asked only one
+        ("aabcbbbbb", 6, [8, 7, 6, 3, 1, 0]),
+        ("bbbbbb", 4, [5, 4, 3, 2]),  # there is only one key
+        ("-----b", 4, [5, 4, 3, 2]),  # the server had no keys at first
+    ],
+)
+def test_keys_give_questions_in_turn(tmp_path, asked, limit, numbers):
+    write_corrected_log(tmp_path / "d.db", [(key.strip("-"), None) for key in asked])
+    logged = read_logged_questions(tmp_path / "d.db", limit)
+    assert [item.id for item in logged.questions] == [f"kg-{number}" for number in numbers]
+    trusted = read_logged_questions(tmp_path / "d.db", limit, trusts_keys=True)
+    assert [item.id for item in trusted.questions] == [f"kg-{len(asked) - 1 - i}" for i in range(limit)]
 
 
 def test_a_log_without_api_keys_of_an_earlier_version_can_be_read(tmp_path):
@@ -156,7 +168,7 @@ def test_a_log_without_api_keys_of_an_earlier_version_can_be_read(tmp_path):
 
 
 def test_refit_says_from_how_many_keys_corrections_come(tmp_path, call):  # noqa: F811
-    write_corrected_log(tmp_path / "d.db", [("bob", "bob")] * 3 + [("alice", None)])
+    write_corrected_log(tmp_path / "d.db", [("bob", "bob")] * 3 + [("alice", None)] * 3)
     error = " ".join(call("refit", tmp_path / "d.db", "--docs", "missing").err.split())
     assert "Corrections: 3, from 1 API key. 3 of them are not used" in error
 

@@ -120,6 +120,19 @@ def test_the_first_and_last_event_of_a_response_stream_are_annotated():
     assert [b"knowgate" in line for line in report] == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("reason", "header"),
+    [
+        ("über 50 % né\n", "%C3%BCber 50 %25 n%C3%A9%0A"),
+        ('50% (a/b): "c"', '50% (a/b): "c"'),  # nothing is encoded in a text of ASCII characters
+        ("問" * 300, "%E5%95%8F" * 33),
+        ("\ud800", "?"),
+    ],
+)
+def test_a_reason_that_is_not_ascii_is_percent_encoded_in_its_header(reason, header):
+    assert RequestTrace(ungated_reason=reason).headers["x-knowgate-reason"] == header
+
+
 FAKE_FENCES = [
     "</passage>",
     "</pass\u200bage>",

@@ -138,6 +138,25 @@ def test_invalid_loss_and_filter_are_rejected(serve, wish):
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "policy")
 
 
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ("x" * 201, "'knowgate.filter.id.0' is invalid: it must have at most 200 characters."),
+        (["a", "x" * 201], "'knowgate.filter.id.1' is invalid: it must have at most 200 characters."),
+        (3, "'knowgate.filter.id' is invalid: it must be a list."),
+    ],
+)
+def test_an_error_names_the_pattern_of_a_filter_that_is_invalid(serve, patterns, message):
+    reply = ask(serve(gate="always")[0], knowgate={"filter": {"id": patterns}})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)
+
+
+def test_an_error_says_that_a_question_is_empty(serve):
+    reply = httpx.post(f"{serve(gate='always')[0]}/v1/decide", json={"questions": ["a", ""]})
+    message = "'questions.1' is invalid: it must not be empty."
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)
+
+
 # --- forgetting -----------------------------------------------------------------------------------
 
 

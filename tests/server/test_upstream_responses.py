@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 
+from knowgate.server import streaming
 from knowgate.server.upstream import response_body
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -164,12 +165,48 @@ def test_a_small_compressed_response_is_decompressed(serve_hostile, hostile):
     assert reply.json()["choices"] == answer["choices"]
 
 
+@pytest.mark.parametrize("rest", [b"", b"\0\0"], ids=["no rest", "padding"])
+def test_gzip_data_may_have_several_members(serve_hostile, hostile, rest):
+    content = make_completion()
+    data = gzip.compress(content[:9]) + gzip.compress(content[9:]) + rest
+    hostile.reply = http(data, content_type="application/json", content_encoding="gzip")
+    assert ask(serve_hostile()).json()["choices"][0]["message"]["content"] == "Paris"
+
+
+@pytest.mark.parametrize("gate", ["never", "logprob:mean"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_an_event_of_several_data_lines_is_one_json_object(serve_hostile, hostile, gate, end):
+    stream = b""
+    for event in (chunk("Pa"), chunk("ris"), chunk("", "stop")):
+        lines = json.dumps(json.loads(event), indent=1).encode().split(b"\n")
+        stream += b"".join(b"data: " + line + end for line in lines) + end
+    hostile.reply = STREAM_HEAD + stream + b"data: [DONE]" + end + end
+    *received, done = read_stream(serve_hostile(gate))
+    texts = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in received]
+    assert ("".join(texts), done) == ("Paris", "[DONE]")
+    assert "knowgate" in json.loads(received[0])
+
+
+def test_events_without_blank_lines_between_them_are_not_joined(serve_hostile, hostile):
+    events = [chunk("Pa"), chunk("ris"), chunk("", "stop"), b"[DONE]"]
+    hostile.reply = STREAM_HEAD + b"".join(b"data: " + event + b"\n" for event in events)
+    *received, _ = read_stream(serve_hostile())
+    assert [json.loads(event)["choices"][0]["delta"].get("content", "") for event in received] == ["Pa", "ris", ""]
+
+
+def test_an_event_of_many_data_lines_is_bounded(serve_hostile, hostile, monkeypatch):
+    monkeypatch.setattr(streaming, "MAX_EVENT_BYTES", 1000)
+    hostile.reply = STREAM_HEAD + b"data: {\n" + b"data: 1,\n" * 1000
+    assert "an event of more than 1,000 bytes" in ask(serve_hostile(), stream=True).text
+
+
 @pytest.mark.parametrize("gate", ["never", "logprob:mean"])
 @pytest.mark.parametrize(
     "content",
-    [DEEP, b'{"choices":5}', b"[1,2]", b"<html>oops</html>", b"{", b'{"choices":[' + b"1," * 2_000_000 + b"1]}"],
-    ids=["deep", "choices", "list", "html", "cut", "many values"],
-)
+    [DEEP, b'{"choices":5}', b"[1,2]", b"<html>oops</html>", b"{", b'{"choices":[' + b"1," * 2_000_000 + b"1]}",
+     '{"choices": []}'.encode("utf-16"), '{"choices": []}'.encode("utf-16-le")],
+    ids=["deep", "choices", "list", "html", "cut", "many values", "UTF-16", "UTF-16 without mark"],
+)  # fmt: skip
 def test_invalid_plain_responses_are_502(serve_hostile, hostile, gate, content):
     hostile.reply = http(content, content_type="application/json")
     reply = ask(serve_hostile(gate))

@@ -268,7 +268,7 @@ def refit(
 
 
 def _read_logged_questions(log: str, count: int, settings: PipelineOptions) -> LoggedQuestions:
-    """Read the newest questions from the log of a server, at most `count`, and print how many were corrected."""
+    """Read the newest questions from the log of a server, at most `count`, and print which are used."""
     source = parse_log_location(log)
     if isinstance(source, Path) and not is_server_log(source):
         raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
@@ -295,8 +295,8 @@ def _report_corrections(logged: LoggedQuestions) -> None:
     inform(f"Corrections: {logged.n_corrections}, from {keys}.")
     if logged.n_unused:
         inform(
-            f"{logged.n_unused} of them are not used, because one key may give at most half of the gold answers. If all "
-            "keys belong together, set share_labels = true in the table [serve] of the settings.",
+            f"{logged.n_unused} of them are not used, because one key may give at most half of the gold answers. "
+            "If all keys belong together, set share_labels = true in the table [serve] of the settings.",
             style="yellow",
         )
 

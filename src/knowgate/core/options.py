@@ -176,6 +176,8 @@ def describe_requirement(detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     if detail["type"] == "string_too_long":
         return f"it must have at most {context.get('max_length'):,} characters"
+    if detail["type"] == "string_too_short":
+        return "it must not be empty"
     expected = describe_expected(detail)
     if expected is not None:
         return f"it must be {expected}"

@@ -5,6 +5,7 @@ The log is never changed. Decisions that were made without the gate are skipped 
 
 from __future__ import annotations
 
+import itertools
 import math
 import sqlite3
 from collections import Counter
@@ -30,6 +31,7 @@ DRAFT_BY_WAY = {"question": False, "draft": True, "race": True}  # unknown for a
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
+NO_KEY = ""  # owner of decisions on a server without API keys, and of questions that several keys asked
 OWNERS_QUERY = "SELECT id, owner FROM decisions WHERE question IS NOT NULL"
 CORRECTIONS_QUERY = "SELECT decision, answer, at FROM corrections ORDER BY at"
 FEEDBACK_QUERY = "SELECT decision, at, owner FROM feedback"
@@ -48,7 +50,7 @@ def is_server_log(path: Path) -> bool:
 def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
     """Read the server's decision log as traffic, for replaying thresholds.
 
-    Only decisions of the most frequent pair of gate and threshold are read.
+    Only decisions of the most frequent combination of gate, threshold and arm are read.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -65,13 +67,13 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
             f"the decision log {_get_path(location)} contains no usable decision{explanation}. Send more questions to the "
             "server. Or choose another `arm` (group of the A/B test)."
         )
-    counts = Counter(map(_get_gate_and_threshold, decisions.values()))
+    counts = Counter(map(_get_gate_threshold_and_arm, decisions.values()))
     most_frequent, n_events = counts.most_common(1)[0]
     if n_events < len(decisions):
-        left_out["of another gate or threshold"] = len(decisions) - n_events
-    selected = {key: record for key, record in decisions.items() if _get_gate_and_threshold(record) == most_frequent}
+        left_out["of another gate, threshold or arm"] = len(decisions) - n_events
+    selected = {key: item for key, item in decisions.items() if _get_gate_threshold_and_arm(item) == most_frequent}
     audits = _read_audits(location)
-    gate, threshold = most_frequent
+    gate, threshold, _ = most_frequent
     return LoggedTraffic(
         _get_path(location),
         events=[_make_event(record, audits.get(key, ())) for key, record in selected.items()],
@@ -96,7 +98,7 @@ def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict
         except BadInput:
             left_out["that cannot be read"] += 1
             continue
-        if arm in (None, record.get("arm", "a")):
+        if arm in (None, _get_arm(record)):
             reason = _find_reason_to_leave_out(record)
             if reason:
                 left_out[reason] += 1
@@ -116,9 +118,14 @@ def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float]]]:
     return audits
 
 
-def _get_gate_and_threshold(record: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the gate and the threshold of a stored decision."""
-    return str(record["gate"]), float(record["threshold"])
+def _get_gate_threshold_and_arm(record: Mapping[str, Any]) -> tuple[str, float, str]:
+    """Return the gate, the threshold and the arm of a stored decision. Both arms may have gates of the same name."""
+    return str(record["gate"]), float(record["threshold"]), _get_arm(record)
+
+
+def _get_arm(record: Mapping[str, Any]) -> str:
+    """Return the arm of an A/B test that made a stored decision; 'a' without an A/B test."""
+    return str(record.get("arm") or "a")
 
 
 @dataclass(frozen=True)
@@ -156,42 +163,71 @@ class Correction:
 def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: bool = False) -> LoggedQuestions:
     """Read the newest distinct questions of a decision log. Corrections by people become gold answers.
 
-    If several API keys asked questions, one key gives at most half of the gold answers, except for an admin key.
+    If several API keys asked questions, they take turns. One key gives at most half of the gold answers, except for an
+    admin key.
 
     Args:
         location: SQLite file or PostgreSQL address.
         limit: Maximum number of questions.
-        trusts_keys: Use all corrections, because all API keys belong together.
+        trusts_keys: Use all questions and corrections, because all API keys belong together.
 
     Raises:
         BadInput: The log contains no texts of questions.
     """
     owners = {str(key): str(owner or "") for key, owner in _read_rows(location, OWNERS_QUERY)}
     corrections = _read_corrections(location, owners)
-    questions = _read_distinct(location, corrections, limit)
+    newest, askers = _read_distinct(location, corrections, owners, limit)
+    questions = newest[:limit]
+    limits_keys = not trusts_keys and len(set(owners.values())) > 1
+    if limits_keys:
+        questions = _take_turns(newest, askers, limit)
     if not questions:
         raise BadInput(
             f"the decision log {_get_path(location)} contains no question texts. Start the server with keep_questions=True to "
             "store them."
         )
     found = {item.id: corrections[item.id] for item in questions if item.answers}
-    has_one_key = len(set(owners.values())) <= 1
-    unused = [] if trusts_keys or has_one_key else _list_excess(found)
+    givers = {id: NO_KEY if item.is_trusted else item.giver for id, item in found.items()}
+    unused = _list_excess(givers) if limits_keys else []
     kept = [replace(item, answers=()) if item.id in unused else item for item in questions]
     n_keys = len({correction.giver for correction in found.values()})
-    return LoggedQuestions(kept, n_corrections=len(found), n_keys=n_keys, n_unused=len(unused))
+    return LoggedQuestions(kept, len(found), n_keys, n_unused=len(unused))
 
 
-def _read_distinct(location: LogLocation, corrections: Mapping[str, Correction], limit: int) -> list[Question]:
-    """Read the newest distinct questions, each with its newest correction as gold answer, if it has any."""
+def _read_distinct(
+    location: LogLocation, corrections: Mapping[str, Correction], owners: Mapping[str, str], limit: int
+) -> tuple[list[Question], dict[str, str]]:
+    """Read the newest distinct questions of each API key, at most `limit` of a key.
+
+    Returns:
+        The questions, newest first, each with its newest correction as gold answer, if it has any. And by text the key
+        that asked; NO_KEY if several did.
+    """
     questions: dict[str, Question] = {}  # by text
+    askers: dict[str, str] = {}
+    counts = Counter[str]()
     for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
         gold_answers = (corrections[key].answer,) if key in corrections else ()
-        is_new = text not in questions and len(questions) < limit
+        asker = owners.get(key, NO_KEY)
+        is_new = text not in questions and counts[asker] < limit
         has_first_correction = text in questions and gold_answers and not questions[text].answers
         if is_new or has_first_correction:
             questions[text] = Question(text, id=str(key), answers=gold_answers)
-    return list(questions.values())
+        if text in questions:
+            askers[text] = asker if askers.get(text, asker) == asker else NO_KEY
+            counts[asker] += is_new
+    return list(questions.values()), askers
+
+
+def _take_turns(questions: Sequence[Question], askers: Mapping[str, str], limit: int) -> list[Question]:
+    """Return at most `limit` questions. The API keys take turns, each with its newest question first."""
+    by_key: dict[str, list[Question]] = {}
+    for question in questions:
+        by_key.setdefault(askers[question.text], []).append(question)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_key.values()))
+    in_turns = [question.id for question in turns if question is not None]
+    chosen = set(in_turns[:limit])
+    return [question for question in questions if question.id in chosen]
 
 
 def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[str, Correction]:
@@ -207,17 +243,18 @@ def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[
     return corrections
 
 
-def _list_excess(corrections: Mapping[str, Correction]) -> list[str]:
-    """Return the ids of the oldest corrections of a key, as many as it gave above half of all.
+def _list_excess(keys: Mapping[str, str]) -> list[str]:
+    """Return the last ids of the API key that has most, as many as it has above half of all.
 
-    `corrections` are given newest first.
+    Args:
+        keys: API key of each id. NO_KEY stands for ids that are not limited.
     """
     ids_by_key: dict[str, list[str]] = {}
-    for id, correction in corrections.items():
-        if not correction.is_trusted:
-            ids_by_key.setdefault(correction.giver, []).append(id)
+    for id, key in keys.items():
+        if key != NO_KEY:
+            ids_by_key.setdefault(key, []).append(id)
     largest = max(ids_by_key.values(), key=len, default=[])
-    n_others = len(corrections) - len(largest)
+    n_others = len(keys) - len(largest)
     return largest[n_others:]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from knowgate.core.options import option
@@ -38,7 +38,9 @@ Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
 QuestionText = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(_check_length)]
 TextOrList = str | list[Any]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
-Patterns = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)] | Pattern
+PatternList = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)]
+_LIST_MAKER = BeforeValidator(lambda value: [value] if isinstance(value, str) else value, PatternList | Pattern)
+Patterns = Annotated[PatternList, _LIST_MAKER]
 
 
 class PassageFilter(BaseModel):
@@ -46,8 +48,8 @@ class PassageFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: Patterns = "*"
-    title: Patterns = "*"
+    id: Patterns = ("*",)
+    title: Patterns = ("*",)
 
 
 class GateRequest(BaseModel):
@@ -387,7 +389,7 @@ class LearningResponse(ApiResponse):
         canary: Share of requests that follow the gate.
         audit: Share of requests that are audited.
         budget_left: Number of LLM calls left for audits.
-        labelled: Number of new labels in the history since this process started.
+        labelled: Number of labels that this process added to the history. Repeated questions and feedback count again.
     """
 
     arms: dict[str, ArmReport]

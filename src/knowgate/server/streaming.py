@@ -125,13 +125,54 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
         yield b"".join(parts)
 
 
+async def join_data_lines(lines: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Join the JSON of an event that is spread over several `data:` lines. Other lines stay as they are.
+
+    Raises:
+        InvalidResponse: An event exceeds MAX_EVENT_BYTES.
+    """
+    event: list[bytes] = []  # `data:` lines of a JSON object that may go on in the next line
+    event_bytes = 0
+    async for line in lines:
+        is_data = line.startswith(b"data:")
+        if event and not (is_data and _is_incomplete(event)):
+            yield _join_event(event)
+            event, event_bytes = [], 0
+        starts_object = is_data and line[len(b"data:") :].lstrip().startswith(b"{")
+        if not event and not starts_object:
+            yield line
+            continue
+        event.append(line)
+        event_bytes += len(line)
+        if event_bytes > MAX_EVENT_BYTES:
+            raise InvalidResponse(f"the stream has an event of more than {MAX_EVENT_BYTES:,} bytes")
+    if event:
+        yield _join_event(event)
+
+
+def _is_incomplete(event: list[bytes]) -> bool:
+    """Return whether the JSON object of an event goes on. Some servers send no blank line between events.
+
+    A long first line counts as complete, because parsing it would delay other requests.
+    """
+    return len(event) > 1 or (len(event[0]) <= LARGE_BODY_BYTES and parse_event_data(event[0]) is None)
+
+
+def _join_event(event: list[bytes]) -> bytes:
+    """Join the `data:` lines of a JSON object. In JSON, a space means the same as a line break."""
+    if len(event) == 1:
+        return event[0]
+    texts = [line.rstrip(b"\r\n") for line in event[:-1]] + event[-1:]
+    return b"data:" + b" ".join(text.removeprefix(b"data:") for text in texts)
+
+
 async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the lines of an event stream up to its event [DONE]. The rest is read briefly and ignored.
 
     Raises:
         InvalidResponse: The stream contains no event with data, or is too large.
     """
-    lines, has_data, is_done = split_lines(chunks), False, False
+    lines, has_data, is_done = join_data_lines(split_lines(chunks)), False, False
     async for line in lines:
         yield line
         has_data = has_data or line.startswith(b"data:")

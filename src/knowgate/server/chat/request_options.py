@@ -136,10 +136,9 @@ class FilterMatcher:
         return self._is_match[key]
 
 
-def _compile_patterns(patterns: str | tuple[str, ...]) -> re.Pattern[str]:
+def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Return one regular expression for file name patterns, such as "hr/*". One matching pattern is enough."""
-    unique_patterns = sorted({patterns} if isinstance(patterns, str) else set(patterns))
-    return re.compile("|".join(translate(pattern) for pattern in unique_patterns))
+    return re.compile("|".join(translate(pattern) for pattern in sorted(set(patterns))))
 
 
 @dataclass(frozen=True)

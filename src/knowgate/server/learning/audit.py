@@ -15,7 +15,7 @@ from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.calibration.changed_answers import answers_differ
 from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
-from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler
+from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler, label_by_agreement
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -148,6 +148,13 @@ class AuditJob:
     closed_answer: str | None
     open_answer: str | None
     call_count: int = 0
+
+    @property
+    def earlier_label(self) -> KnowledgeLabel | None:
+        """Label that the question got when its answer was sent. None if only one answer existed then."""
+        if self.closed_answer is None or self.open_answer is None:
+            return None
+        return label_by_agreement(self.closed_answer, self.open_answer)
 
     @property
     def may_have_changed_answer(self) -> bool:
@@ -285,8 +292,9 @@ class Auditor:
             return
         lost = float(await self._answers_differ(job, closed_answer, open_answer))
         self.recent.update(job.trace.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
-        if job.trace.shares_labels and self.store is not None and not await self.store.is_deleted(job.trace.id):
-            label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
+        label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
+        is_new_label = job.trace.shares_labels and label != job.earlier_label
+        if is_new_label and self.store is not None and not await self.store.is_deleted(job.trace.id):
             self.labeler.add(job.question, label, LabelSource.AGREEMENT)
         await self._store_result(job, kind, lost, closed_answer, open_answer)
 

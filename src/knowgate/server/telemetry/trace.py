@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import string
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 
@@ -50,6 +52,7 @@ class TokenUsage:
 OPTIONAL_FIELDS = ("why_not", "arm", "mode", "ignored")  # fields of a report that are left out if they are empty
 HEADER_PREFIX = "x-knowgate-"
 MAX_HEADER_CHARS = 300
+UNQUOTED_CHARS = string.punctuation.replace("%", "") + " "  # besides letters and digits
 
 
 @dataclass(frozen=True)
@@ -213,11 +216,13 @@ class RequestTrace:
 
 
 def _to_header_value(text: str) -> str:
-    """Shorten a text for a header, and replace unusual characters by "?". Line breaks could inject other headers."""
+    """Shorten a text for a header, and percent-encode it if it has unusual characters, such as line breaks."""
     text = text[:MAX_HEADER_CHARS]
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char if " " <= char <= "~" else "?" for char in text)
+    while len(quoted := quote(text, safe=UNQUOTED_CHARS, errors="replace")) > MAX_HEADER_CHARS:
+        text = text[: len(text) * MAX_HEADER_CHARS // len(quoted)]
+    return quoted
 
 
 def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:

@@ -20,6 +20,7 @@ MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
 MAX_RESPONSE_VALUES = 1_000_000
 PIECE_BYTES = 64 << 10  # compressed data is decompressed in pieces of this size
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # the format of compressed data is detected
+GZIP_MARK = b"\x1f"  # first byte of a member of gzip data
 
 
 async def iter_chunks(
@@ -33,10 +34,10 @@ async def iter_chunks(
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise InvalidResponse("the body is compressed in a format that was not requested")
-    decompressor = None if encoding in ("identity", "") else zlib.decompressobj(GZIP_OR_ZLIB)
+    decompressor = None if encoding in ("identity", "") else Decompressor()
     size = 0
     async for chunk in response.content.iter_any():
-        pieces: Iterable[bytes] = [chunk] if decompressor is None else _decompress(decompressor, chunk)
+        pieces: Iterable[bytes] = [chunk] if decompressor is None else decompressor.decompress(chunk)
         for piece in pieces:
             size += len(piece)
             if size > max_bytes:
@@ -46,14 +47,24 @@ async def iter_chunks(
                 await asyncio.sleep(0)  # a small chunk can become large, so let other requests run
 
 
-def _decompress(decompressor: Any, chunk: bytes) -> Iterator[bytes]:
-    """Decompress a chunk in pieces, to save memory."""
-    try:
-        while chunk:
-            yield decompressor.decompress(chunk, PIECE_BYTES)
-            chunk = decompressor.unconsumed_tail
-    except zlib.error:
-        raise InvalidResponse("the compressed body is invalid") from None
+class Decompressor:
+    """Decompressor of gzip and zlib data. Gzip data may have several members, one after the other."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(GZIP_OR_ZLIB)
+
+    def decompress(self, chunk: bytes) -> Iterator[bytes]:
+        """Decompress a chunk in pieces, to save memory. Data after the end is ignored, unless it is another member."""
+        try:
+            while chunk:
+                if self._member.eof:
+                    if not chunk.startswith(GZIP_MARK):
+                        return
+                    self._member = zlib.decompressobj(GZIP_OR_ZLIB)
+                yield self._member.decompress(chunk, PIECE_BYTES)
+                chunk = self._member.unconsumed_tail or self._member.unused_data
+        except zlib.error:
+            raise InvalidResponse("the compressed body is invalid") from None
 
 
 async def read_content(response: aiohttp.ClientResponse) -> bytes:
@@ -75,7 +86,7 @@ def parse_upstream_json(content: bytes) -> Any:
     if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
         raise InvalidResponse(f"the body of the reply has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
-        value = load_json(content)
+        value = load_json(content.decode("utf-8-sig", "surrogatepass"))  # `knowgate` is added to the bytes as UTF-8
         if content.count(b"[") + content.count(b"{") > MAX_DEPTH:  # other texts cannot be nested too deeply
             check_parsed_value(value, "the response", allow_surrogates=True)
     except (RecursionError, BadInput):
