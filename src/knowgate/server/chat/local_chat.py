@@ -233,7 +233,7 @@ class LocalChat:
         max_tokens = self.gate_service.rag.max_tokens
         if requested_tokens := request.max_completion_tokens or request.max_tokens:
             max_tokens = min(requested_tokens, self.options.most_tokens)
-        options = self._replace_stale_gate(options, max_tokens, question, trace)
+        options = await self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
         progress = AnswerProgress(trace, deadline=deadline)
         if body.get("stream"):
@@ -243,7 +243,7 @@ class LocalChat:
             return await self._respond(pieces, progress, rag)
         return await self._respond(self._generate(rag, question, progress), progress, rag)
 
-    def _replace_stale_gate(
+    async def _replace_stale_gate(
         self, options: RequestOptions, max_tokens: int, question: Question, trace: RequestTrace
     ) -> RequestOptions:
         """Return options with a usable gate. A gate calibrated for another LLM, prompt or index is replaced."""
@@ -252,7 +252,7 @@ class LocalChat:
         if not reason:
             return options
         gate = TEXT_ONLY_GATE  # always retrieves, unless a rule decides
-        if self.gate_service.apply_rules(rag, question) is None:
+        if await self.gate_service.apply_rules(rag, question) is None:
             self.gate_service.bypass_stale_gate(rag, trace, reason)
             gate = "always"
         return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
