@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from knowgate.errors import BadInput
 from knowgate.gates import TEXT_ONLY_GATE
-from knowgate.models.backend import CLIENT
+from knowgate.models.backend import CLIENT, can_interrupt
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
@@ -239,7 +239,9 @@ class LocalChat:
         if body.get("stream"):
             return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
         if self.options.batch > 1:
-            pieces = self._generate_batched((options, max_tokens), rag, question, progress)
+            # If calls of other keys can interrupt a batch, each key has batches of its own.
+            owner = CLIENT.get() if can_interrupt(model) else ""
+            pieces = self._generate_batched((options, max_tokens, owner), rag, question, progress)
             return await self._respond(pieces, progress, rag)
         return await self._respond(self._generate(rag, question, progress), progress, rag)
 
