@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
+from knowgate.models.backend import CLIENT, FairExecutor, allow_interruption
 from knowgate.models.hf import loader
 from knowgate.models.hf.decoding import draw_tokens
 from knowgate.models.hf.forward_pass import PrefixCache
@@ -303,3 +306,77 @@ def test_norms_of_another_formula_are_not_fused():
     norm = GemmaRMSNorm(8)
     loader.fuse_norms(norm)
     assert "forward" not in vars(norm)
+
+
+REQUESTS = {
+    "drafts": SignalRequest(draft_tokens=12, resumable=False),
+    "resumable": SignalRequest(draft_tokens=12, layers=(1,)),
+    "states": SignalRequest(layers=(1,)),
+    "samples": SignalRequest(draft_tokens=6, samples=3, sample_tokens=6, seed=0, resumable=False),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_calls_of_other_clients_run_inside_a_call_and_change_nothing(model, kind):
+    texts = {"long": "why " * 60, "short": "who", "other": "when was it"}
+    works = {"long": kind} | {f"short {name}": name for name in REQUESTS} | {"other states": "states"}
+
+    def read(name):
+        (reading,) = model.read([Prompt(texts[name.split()[0]], raw=True)], REQUESTS[works[name]])
+        states = {layer: vector.tolist() for layer, vector in reading.hidden.items()}
+        return reading.draft, reading.samples, states
+
+    alone = {name: read(name) for name in works}
+    ended = []
+
+    def work(name):
+        with allow_interruption(model):
+            result = read(name)
+        ended.append(name)
+        return result
+
+    executor, calls = FairExecutor(1), {}
+
+    def submit(name):
+        token = CLIENT.set(name)
+        calls[name] = executor.submit(work, name)
+        CLIENT.reset(token)
+
+    def submit_others(*_):
+        hook.remove()
+        for name in list(works)[1:]:
+            submit(name)
+
+    # The other calls arrive while the first one is in the middle of a forward pass.
+    hook = model.loaded.model.base_model.layers[0].register_forward_pre_hook(submit_others)
+    submit("long")
+    results = {"long": calls["long"].result(60)}
+    assert results | {name: call.result(60) for name, call in calls.items()} == alone
+    executor.shutdown()
+    assert ended[-1] == "long"  # it began first
+
+
+def test_other_threads_can_use_a_model_whose_call_is_interrupted(model):
+    """The interrupting call may wait for a thread that waits for the model, such as that of a judge."""
+
+    def use_model_elsewhere():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(model.generate, PROMPTS[:1], max_tokens=2).result(30)
+
+    def work():
+        with allow_interruption(model):
+            return model.generate(PROMPTS, max_tokens=8)
+
+    alone, small = model.generate(PROMPTS, max_tokens=8), model.generate(PROMPTS[:1], max_tokens=2)
+    executor, may_start = FairExecutor(1), threading.Event()
+    executor.submit(may_start.wait, 30)
+    futures = []
+    for client, call in (("a", work), ("b", use_model_elsewhere)):
+        token = CLIENT.set(client)
+        futures.append(executor.submit(call))
+        CLIENT.reset(token)
+    outer, inner = futures
+    may_start.set()
+    assert inner.result(60) == small
+    assert outer.result(60) == alone
+    executor.shutdown()

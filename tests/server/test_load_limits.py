@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from knowgate.data.history.entries import is_too_long
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.backend import CLIENT
 from knowgate.server.auth.api_keys import add_key
+from knowgate.server.chat import decisions
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
 from knowgate.server.json_api import ApiError, count_json_values, parse_json_object
 from knowgate.server.load_limits import FairLock, RequestSlots, UploadBudget
@@ -228,11 +230,30 @@ def test_a_slow_decision_on_a_long_question_is_stopped(serve):
 @pytest.mark.parametrize("path", ["chat/completions", "decide", "completions"])
 def test_own_rules_are_tried_once_for_each_question(serve, path, monkeypatch):
     texts, decide = [], RuleSet.decide
-    monkeypatch.setattr(RuleSet, "decide", lambda self, text: texts.append(text) or decide(self, text))
+    monkeypatch.setattr(RuleSet, "decide", lambda self, text, *args: texts.append(text) or decide(self, text, *args))
     address, _ = serve(gate="logprob:mean")
     body = {"chat/completions": {"messages": [user(UNKNOWN)]}, "decide": {"question": UNKNOWN}}.get(path)
     assert httpx.post(f"{address}/v1/{path}", json=body or {"prompt": UNKNOWN}, timeout=30).status_code == 200
     assert texts == [UNKNOWN]
+
+
+def test_questions_of_a_list_are_normalized_and_matched_with_rules_in_a_thread(serve, monkeypatch):
+    threads, decide = [], RuleSet.decide
+
+    def record_thread(work):
+        return lambda *args: threads.append(threading.current_thread().name) or work(*args)
+
+    monkeypatch.setattr(decisions, "is_too_long", record_thread(is_too_long))
+    monkeypatch.setattr(RuleSet, "decide", record_thread(decide))
+    address, _ = serve(gate="random")
+    ligature = "\ufdfa"  # becomes 18 letters
+    reply = httpx.post(f"{address}/v1/decide", json={"questions": [ligature * 200, "é" * 1_200]}, timeout=30)
+    assert reply.status_code == 200
+    assert len(threads) == 3  # two questions for the rules, and one that could be too long
+    assert all(name.startswith("knowgate-model") for name in threads)
+    reply = httpx.post(f"{address}/v1/decide", json={"questions": [UNKNOWN, ligature * 1_200]}, timeout=30)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_question")
+    assert "'questions.1' is invalid: the question has more than 20,000" in reply.json()["error"]["message"]
 
 
 def test_the_names_of_ignored_fields_are_shortened(serve):

@@ -194,6 +194,7 @@ def test_a_question_of_characters_that_normalization_multiplies_is_too_long():
     assert not is_too_long(ligature * 1_000)
     assert is_too_long(ligature * 2_000)
     assert is_too_long("a" * 20_001)
+    assert not is_too_long("e\u0301" * 10_000)
     question = extract_question(None, [{"role": "user", "content": ligature * 2_000}])
     assert isinstance(question, UngatedRequest)
     assert "more than 20,000 characters" in question.reason

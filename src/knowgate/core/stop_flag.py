@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+_PAUSE: contextvars.ContextVar[Callable[[], None] | None] = contextvars.ContextVar("pause", default=None)
 _FLAG: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("stop_flag", default=None)
 
 
@@ -39,8 +40,21 @@ def open_stoppable_context() -> Iterator[contextvars.Context]:
         flag.set()
 
 
+@contextlib.contextmanager
+def pause_at_checks(pause: Callable[[], None]) -> Iterator[None]:
+    """Call `pause` whenever the work in the `with` body checks its flag. Other work may run there."""
+    token = _PAUSE.set(pause)
+    try:
+        yield
+    finally:
+        _PAUSE.reset(token)
+
+
 def check_stop_flag() -> None:
     """Raise StopError if nobody waits for the current work any more."""
+    pause = _PAUSE.get()
+    if pause is not None:
+        pause()
     flag = _FLAG.get()
     if flag is not None and flag.is_set():
         raise StopError("nobody waits for the result")

@@ -20,6 +20,7 @@ from knowgate.errors import BadSetting, KnowgateError, ModelError, UnsupportedSi
 from knowgate.gates import GATES
 from knowgate.gates.artifacts.drift import check_state_agreement
 from knowgate.gates.fitted_gate import FittedGate
+from knowgate.models.backend import allow_interruption
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.models.tools import SEARCH_TOOL, TOOL_CALL
 from knowgate.types import (
@@ -204,7 +205,8 @@ def read_questions(
     if request.is_empty:
         readings = [Reading() for _ in questions]
     else:
-        readings = model.read([prompts.closed(question) for question in questions], request)
+        with allow_interruption(model):
+            readings = model.read([prompts.closed(question) for question in questions], request)
     for gate in gates:
         readings = add_neighbors(gate, questions, readings)
         readings = _add_label_logits(gate, model, questions, readings)

@@ -6,24 +6,28 @@ import hashlib
 import math
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.core.stop_flag import pause_at_checks
 from knowgate.errors import BadSetting
 from knowgate.types import Completion, Prompt, Sampling, SignalRequest, TextStream
 
 Handle = TypeVar("Handle")
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+MAX_NESTED_CALLS = 8  # calls that run inside each other, each of another client
 UNNAMED_FINGERPRINT = "openai-unnamed"  # of an upstream whose model is not named, so it could be any LLM
 # A word with the space before it. Chinese, Japanese and Korean characters count as words.
 WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
@@ -52,13 +56,19 @@ class TurnQueue(Generic[Item]):
         """Add an item of the current client."""
         self._items.setdefault(CLIENT.get(), deque()).append(item)
 
-    def popleft(self) -> Item:
-        """Remove and return the oldest item of the client whose turn it is."""
+    def find_client(self, skipped: Collection[str] = ()) -> str | None:
+        """Return the client whose turn it is, or None. `skipped` clients have no turn."""
+        clients = [client for client in self._items if client not in skipped]
         # The client that was served last comes again only if nobody else waits.
-        others = (client for client in self._items if client != self._last_client)
-        client = next(others, None)
+        others = [client for client in clients if client != self._last_client]
+        return next(iter(others or clients), None)
+
+    def popleft(self, client: str | None = None) -> Item:
+        """Remove and return the oldest item of a client. Default: the client whose turn it is."""
         if client is None:
-            client = next(iter(self._items))
+            client = self.find_client()
+        if client is None:
+            raise IndexError("the queue is empty")
         items = self._items.pop(client)
         item = items.popleft()
         if items:
@@ -67,10 +77,34 @@ class TurnQueue(Generic[Item]):
         return item
 
 
+@dataclass
+class RunningCall:
+    """A call that runs in a thread of a `FairExecutor`.
+
+    Attributes:
+        executor: The executor.
+        clients: The client of this call, and those of the calls that it interrupts.
+        next_turns: Client -> time of `time.monotonic` before which it cannot interrupt this call again.
+    """
+
+    executor: FairExecutor
+    clients: tuple[str, ...]
+    next_turns: dict[str, float] = field(default_factory=dict)
+
+    def list_skipped_clients(self) -> set[str]:
+        """Return the clients that cannot interrupt this call now."""
+        now = time.monotonic()
+        return {*self.clients, *(client for client, start in self.next_turns.items() if start > now)}
+
+
+_THREAD = threading.local()  # `call` is the RunningCall of a thread
+
+
 class FairExecutor(Executor):
     """A thread pool that serves several clients in turn.
 
-    The context variable `CLIENT` names the client of a call.
+    The context variable `CLIENT` names the client of a call. In `allow_interruption`, a call of another client runs inside
+    the running one, in the same thread. Then the interrupted call runs as long before that client interrupts it again.
 
     Args:
         threads: Number of threads.
@@ -92,7 +126,40 @@ class FairExecutor(Executor):
     def _run_next(self) -> None:
         """Run the oldest call of the client whose turn it is."""
         with self._lock:
-            future, work = self._calls.popleft()
+            client = self._calls.find_client()
+            if client is None:  # all calls were run inside others
+                return
+            future, work = self._calls.popleft(client)
+        _THREAD.call = RunningCall(self, (client,))
+        try:
+            self._run(future, work)
+        finally:
+            _THREAD.call = None
+
+    def has_other_clients(self, call: RunningCall) -> bool:
+        """Return whether a call of another client waits that may interrupt this one."""
+        with self._lock:
+            client = self._calls.find_client(call.list_skipped_clients())
+        return client is not None and len(call.clients) <= MAX_NESTED_CALLS
+
+    def run_inside(self, outer: RunningCall) -> None:
+        """Run a waiting call of another client inside the running call `outer`, if there is one."""
+        with self._lock:
+            client = self._calls.find_client(outer.list_skipped_clients())
+            if client is None:
+                return
+            future, work = self._calls.popleft(client)
+        start = time.monotonic()
+        _THREAD.call = RunningCall(self, (*outer.clients, client))
+        try:
+            Context().run(self._run, future, work)  # without the context variables of the interrupted call
+        finally:
+            _THREAD.call = outer
+            end = time.monotonic()
+            outer.next_turns[client] = end + (end - start)
+
+    def _run(self, future: Future[Any], work: Callable[[], Any]) -> None:
+        """Run a call, and set the result or error of its future."""
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -110,6 +177,31 @@ class FairExecutor(Executor):
             for future in waiting:
                 future.cancel()
         self._threads.shutdown(wait)
+
+
+@contextmanager
+def allow_interruption(model: object) -> Iterator[None]:
+    """Let waiting calls of other clients run while the model works in the `with` body.
+
+    The body must hold no lock that such a call needs. Models that cannot be interrupted finish their call first.
+    """
+    call: RunningCall | None = getattr(_THREAD, "call", None)
+    if call is None or not can_interrupt(model):
+        yield
+        return
+
+    def pause() -> None:
+        if call.executor.has_other_clients(call):
+            with model.pause_inference():
+                call.executor.run_inside(call)
+
+    with pause_at_checks(pause):
+        yield
+
+
+def can_interrupt(model: object) -> TypeGuard[Backend]:
+    """Return whether calls of other clients can interrupt a call of this model."""
+    return isinstance(model, Backend) and model.is_interruptible
 
 
 class Backend(ABC):
@@ -160,6 +252,15 @@ class Backend(ABC):
     def concurrency(self) -> int:
         """Number of threads that may use the model at once."""
         return 1
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether another call may run inside a running one, where that checks its stop flag."""
+        return False
+
+    def pause_inference(self) -> AbstractContextManager[None]:
+        """Return a context manager for a call that interrupts this model."""
+        return nullcontext()
 
     @property
     def workers(self) -> Executor:

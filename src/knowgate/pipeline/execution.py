@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from knowgate.core.stop_flag import open_stoppable_context
 from knowgate.core.validation import check_encodable
 from knowgate.errors import BadInput
+from knowgate.models.backend import allow_interruption
 from knowgate.pipeline.question_state import QuestionState, measure_time
 from knowgate.types import Completion, Model, Prompt, Question, TextEvent, TextStream
 
@@ -81,7 +82,7 @@ def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: in
     prompts = [task.prompt for task in tasks]
     handles = [task.resume for task in tasks]
     resume = None if None in handles else handles
-    with measure_time([task.state for task in tasks], "answer"):
+    with measure_time([task.state for task in tasks], "answer"), allow_interruption(model):
         rows = model.generate(prompts, max_tokens=max_tokens, resume=resume)
     for task, completions in zip(tasks, rows, strict=True):
         task.state.take_completion(completions[0])  # there is one completion per prompt
@@ -95,11 +96,11 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
             yield from generate_batch(model, [task], max_tokens)
             continue
         stream = model.stream(task.prompt, max_tokens=max_tokens, resume=task.resume)
-        completion = yield from _stream_text(task.state, stream)
+        completion = yield from _stream_text(model, task.state, stream)
         task.state.take_completion(completion)
 
 
-def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
+def _stream_text(model: Model, state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
     """Yield the text of an answer in pieces, and return the completion.
 
     Text is held back until the arbiter can no longer replace it.
@@ -107,7 +108,7 @@ def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEven
     pending = ""  # text that is held back
     with closing(stream):
         while True:
-            with measure_time([state], "answer"):
+            with measure_time([state], "answer"), allow_interruption(model):
                 try:
                     piece = next(stream)
                 except StopIteration as end:

@@ -18,6 +18,7 @@ MAX_RERANKED_DOCUMENTS = 1000
 MAX_FEEDBACK_CHARS = 10_000
 MAX_FILTER_PATTERNS = 32
 MAX_PATTERN_CHARS = 200
+TOO_LONG = f"the question has more than {MAX_QUESTION_CHARS:,} characters after Unicode normalization"
 
 
 def _check_not_blank(text: str) -> str:
@@ -30,12 +31,13 @@ def _check_not_blank(text: str) -> str:
 def _check_length(question: str) -> str:
     """Reject a question that is too long once its characters are normalized."""
     if is_too_long(question):
-        raise ValueError(f"the question has more than {MAX_QUESTION_CHARS:,} characters after Unicode normalization")
+        raise ValueError(TOO_LONG)
     return question
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
-QuestionText = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(_check_length)]
+UncheckedQuestion = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS)]  # its normalized length is checked later
+QuestionText = Annotated[UncheckedQuestion, AfterValidator(_check_length)]
 TextOrList = str | list[Any]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
 PatternList = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)]
@@ -126,7 +128,7 @@ class DecideRequest(GatedRequest):
     """Body of POST /v1/decide. Exactly one of `question`, `questions` and `messages` is required."""
 
     question: QuestionText | None = None
-    questions: list[QuestionText] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
+    questions: list[UncheckedQuestion] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
     messages: list[ChatMessage] | None = Field(None, min_length=1)
 
 

@@ -15,6 +15,8 @@ from knowgate.core.validation import check_encodable
 from knowgate.errors import BadInput
 
 MAX_QUESTION_CHARS = 20_000  # a longer text is a text to work on, not a question
+MAX_EXPANSION = 18  # letters that one character can become by Unicode normalization
+PART_CHARS = 1_000  # characters that are normalized at once
 MAX_TIMESTAMP = 1e11  # seconds since 1970: the year 5138
 MAX_WEIGHT = 1e6
 COLUMNS = ("id", "question", "label", "outcome", "source", "weight", "model", "prompts", "tenant", "created", "expires")
@@ -120,9 +122,22 @@ class LogEntry:
 
 def is_too_long(text: str) -> bool:
     """Return whether a text is longer than a question may be. Some characters count as up to 18 letters."""
-    if len(text) > MAX_QUESTION_CHARS or text.isascii():
-        return len(text) > MAX_QUESTION_CHARS
-    return len(normalize_unicode(text)) > MAX_QUESTION_CHARS
+    if len(text) > MAX_QUESTION_CHARS:
+        return True
+    if get_max_normalized_length(text) <= MAX_QUESTION_CHARS:
+        return False
+    n_chars = 0
+    # In parts, because normalization blocks all threads, and most of a text that is too long need not be normalized.
+    for start in range(0, len(text), PART_CHARS):
+        n_chars += len(normalize_unicode(text[start : start + PART_CHARS]))
+        if n_chars > MAX_QUESTION_CHARS:
+            return True
+    return False
+
+
+def get_max_normalized_length(text: str) -> int:
+    """Return how many characters a text can have at most after Unicode normalization."""
+    return len(text) if text.isascii() else len(text) * MAX_EXPANSION
 
 
 def question_key(question: str) -> str:

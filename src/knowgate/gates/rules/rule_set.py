@@ -56,6 +56,15 @@ MAX_SMALL_TALK = 120  # maximum characters of a message that can consist of seve
 MAX_QUESTION_CHARS = 4_000  # rules read only the start of a longer question
 PACKAGED_RULE_CHARS = 1_000  # packaged rules read this many characters at both ends of that
 USER_RULES_SECONDS = 0.05  # time limit for all patterns of the user together, on one question
+LIST_RULES_SECONDS = 0.5  # the same, on all questions of one request
+MIN_RULES_SECONDS = 0.001  # the same, on each further question of that request; fast patterns still match
+
+
+@dataclass
+class PatternTime:
+    """Seconds that the patterns of the user may still take."""
+
+    left: float = USER_RULES_SECONDS
 
 
 @dataclass(frozen=True)
@@ -117,21 +126,24 @@ class Rule:
                 "forever. Remove one of the repetitions, or use words = ['...'] instead."
             )
 
-    def matches(self, text: str, deadline: float) -> bool:
+    def matches(self, text: str, time_left: PatternTime) -> bool:
         """Return whether any pattern matches a text.
 
         Args:
             text: The message of the user.
-            deadline: Time of `time.monotonic` at which the search is given up, because a pattern may take very long.
+            time_left: Time after which the search is given up, because a pattern may take very long. It is reduced.
         """
         text = self._prepare(text)
+        deadline = time.monotonic() + time_left.left
         try:
             for pattern in self.compiled_patterns:
                 find = pattern.fullmatch if self.whole else pattern.search
-                if find(text, timeout=max(1e-6, deadline - time.monotonic())):
+                if find(text, timeout=max(1e-6, deadline - time.monotonic())):  # other threads run meanwhile
                     return True
         except TimeoutError:
             log.warning("The rule '%s' was skipped: its patterns take too long. Simplify them.", self.name)
+        finally:
+            time_left.left = deadline - time.monotonic()
         return False
 
     def _prepare(self, text: str) -> str:
@@ -157,7 +169,7 @@ class PackagedRule(Rule):
         """Compile a pattern with the module `re`."""
         return re.compile(pattern, re.IGNORECASE)
 
-    def matches(self, text: str, deadline: float) -> bool:
+    def matches(self, text: str, time_left: PatternTime) -> bool:
         """Return whether any pattern matches a text. Of a long text, only the start and the end are read."""
         if len(text) > 2 * PACKAGED_RULE_CHARS:
             if self.whole:
@@ -177,8 +189,8 @@ class CutoffRule:
     name: str = "after the cut-off"  # shown in decisions
     is_small_talk: ClassVar[bool] = False
 
-    def matches(self, text: str, deadline: float) -> bool:
-        """Return whether a text mentions a year after `year`. The deadline is not needed: the pattern is linear."""
+    def matches(self, text: str, time_left: PatternTime) -> bool:
+        """Return whether a text mentions a year after `year`. No time limit is needed: the pattern is linear."""
         return any(self.year < int(year) <= LAST_YEAR for year in YEAR_PATTERN.findall(text))
 
     @property
@@ -201,39 +213,62 @@ class RuleSet:
 
     rules: tuple[Rule | CutoffRule | TopicRule, ...] = field(default_factory=tuple)  # tried in this order
 
-    def decide(self, question: str) -> RuleMatch | None:
+    @property
+    def is_fast(self) -> bool:
+        """Whether short questions take no noticeable time: there are no rules of the user."""
+        return all(isinstance(rule, PackagedRule | CutoffRule) for rule in self.rules)
+
+    def decide(self, question: str, list_time: PatternTime | None = None) -> RuleMatch | None:
         """Return the decision of the first matching rule, or None.
 
         Several sentences of small talk match, too ("Bye, thanks").
+
+        Args:
+            question: The message of the user.
+            list_time: Time that the patterns of the user have for a list of questions. It is reduced.
         """
         text = question[:MAX_QUESTION_CHARS]
-        deadline = time.monotonic() + USER_RULES_SECONDS
-        return self._find_first_match(text, deadline) or self._match_small_talk(text, deadline)
+        seconds = USER_RULES_SECONDS
+        if list_time is not None:
+            seconds = max(MIN_RULES_SECONDS, min(seconds, list_time.left))
+        time_left = PatternTime(seconds)
+        match = self._find_first_match(text, time_left) or self._match_small_talk(text, time_left)
+        if list_time is not None:
+            list_time.left -= seconds - time_left.left
+        return match
 
-    def make_decision(self, question: str, gate: Gate, threshold: float) -> Decision | None:
+    def make_decision(
+        self, question: str, gate: Gate, threshold: float, list_time: PatternTime | None = None
+    ) -> Decision | None:
         """Return the decision of the first matching rule. It replaces the decision of the gate.
+
+        Args:
+            question: The message of the user.
+            gate: The gate, which may ignore rules.
+            threshold: The threshold of the pipeline, for the record.
+            list_time: Time that the patterns of the user have for a list of questions. It is reduced.
 
         Returns:
             The decision. Its need for retrieval is 1 if the rule says to retrieve, else 0. None if no rule matches, or
             if the gate ignores rules.
         """
-        match = self.decide(question) if gate.obeys_rules else None
+        match = self.decide(question, list_time) if gate.obeys_rules else None
         if match is None:
             return None
         reason = f"{match.reason} (rule '{match.rule}')"
         return Decision(match.retrieve, float(match.retrieve), threshold, gate.name, reason, rule=match.rule)
 
-    def _find_first_match(self, text: str, deadline: float) -> RuleMatch | None:
+    def _find_first_match(self, text: str, time_left: PatternTime) -> RuleMatch | None:
         """Return the decision of the first rule that matches a text; None if no rule matches."""
-        return next((rule.match for rule in self.rules if rule.matches(text, deadline)), None)
+        return next((rule.match for rule in self.rules if rule.matches(text, time_left)), None)
 
-    def _match_small_talk(self, text: str, deadline: float) -> RuleMatch | None:
+    def _match_small_talk(self, text: str, time_left: PatternTime) -> RuleMatch | None:
         """Skip retrieval if a short text consists of several sentences of small talk. Returns None for other texts."""
         sentences = [sentence for sentence in SENTENCE_BREAK.split(text) if sentence.strip()]
         if len(text) > MAX_SMALL_TALK or len(sentences) < 2:
             return None
         small_talk = RuleSet(tuple(rule for rule in self.rules if rule.is_small_talk))
-        matches = [small_talk._find_first_match(sentence, deadline) for sentence in sentences]
+        matches = [small_talk._find_first_match(sentence, time_left) for sentence in sentences]
         return matches[0] if all(matches) else None
 
 

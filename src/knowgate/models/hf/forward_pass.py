@@ -172,6 +172,8 @@ def run_lower_layers(
 
     def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Store the input of a layer at the last token. The highest layer stops the pass."""
+        if kwargs["past_key_values"] is not inputs["past_key_values"]:  # of a call that interrupts this one
+            return
         states = args[0] if args else kwargs["hidden_states"]
         hidden[layer] = states[:, -1].clone()
         if layer == max(layers):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -63,6 +64,27 @@ class LocalModel:
         True once the weights are loaded.
         """
         return "loaded" in vars(self)
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether another call may run between two layers or tokens: on a CPU, where each call has its own state."""
+        return "loaded" in vars(self) and self.loaded.device.type == "cpu"
+
+    @contextmanager
+    def pause_inference(self) -> Iterator[None]:
+        """Release the model's lock in the `with` body, so that other threads can use the model meanwhile."""
+        lock = self.adapters.lock
+        depth = 0  # how often this thread has acquired the re-entrant lock
+        with suppress(RuntimeError):  # raised if the thread no longer holds the lock
+            while True:
+                lock.release()
+                depth += 1
+        try:
+            with torch.inference_mode(False):
+                yield
+        finally:
+            for _ in range(depth):
+                lock.acquire()
 
     @property
     def tokenizer(self) -> Any:

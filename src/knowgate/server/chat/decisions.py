@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
+from knowgate.data.history.entries import MAX_QUESTION_CHARS, get_max_normalized_length, is_too_long
+from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTime
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.retrieval.rerankers import rerank
@@ -20,7 +22,7 @@ from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import limit_time
-from knowgate.server.schemas import DecideRequest, DecideResponse, RerankRequest, RerankResponse
+from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
@@ -50,10 +52,12 @@ async def decide_questions(
     """
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
+    await _check_lengths(gate_service, request.questions or ())
     questions = await asyncio.to_thread(_read_questions, rag, request)
     records = []
+    list_time = PatternTime(LIST_RULES_SECONDS)
     for question in questions:
-        decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace)
+        decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace, list_time)
         records.append(decision_record(decision))
         await asyncio.sleep(0)  # many long questions take a while, so let other requests run
     if request.questions is not None:
@@ -74,6 +78,23 @@ def list_selectable_gates(gate_service: GateService) -> list[str]:
             gate_service.select_pipeline(RequestOptions(gate=name))
             names.append(name)
     return names
+
+
+async def _check_lengths(gate_service: GateService, questions: Sequence[str]) -> None:
+    """Check that the questions of a list are not too long after Unicode normalization.
+
+    Normalization takes milliseconds per question, so it runs in a thread, one question at a time.
+
+    Raises:
+        ApiError: 400 if a question is too long, 503 if many requests wait for this check.
+    """
+    try:
+        for index, text in enumerate(questions):
+            may_be_long = get_max_normalized_length(text) > MAX_QUESTION_CHARS
+            if may_be_long and await gate_service.run_in_text_thread(partial(is_too_long, text)):
+                raise ApiError(400, f"'questions.{index}' is invalid: {TOO_LONG}.", "invalid_question")
+    except TimeoutError:
+        raise ApiError(503, "too many long questions are being checked. Try again later.", "busy") from None
 
 
 def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
@@ -100,13 +121,14 @@ async def _decide_question(
     question: Question,
     headers: Headers,
     trace: RequestTrace,
+    list_time: PatternTime | None = None,
 ) -> Decision:
     """Decide whether a question needs retrieval. Rules come first, then the gate, with a draft if needed."""
     if forwarder is None:
         trace.way = "in-process"
     elif trace.way != "draft":
         trace.way = "question"
-    decision = gate_service.apply_rules(rag, question)
+    decision = await gate_service.apply_rules(rag, question, list_time)
     if decision is not None:
         return decision
     draft: Completion | None = None

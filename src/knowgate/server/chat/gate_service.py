@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
+from knowgate.data.history.entries import get_max_normalized_length
 from knowgate.errors import ArtifactError, BadInput, KnowgateError, RejectionError
 from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.rules.rule_set import PatternTime
 from knowgate.models.backend import FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
@@ -30,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
-MAX_INLINE_CHARS = 2_000  # with a longer question, too
+MAX_INLINE_CHARS = 2_000  # with a question that is longer after Unicode normalization, too
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
 
@@ -65,6 +68,7 @@ class GateService:
         self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = FairExecutor(1)
+        self._text_thread = FairExecutor(1)  # for rules and long questions, which do not wait for a slow gate
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
         self._search_lock, self._filter_lock = FairLock(), FairLock()
         self.rerank_queue = RerankQueue()
@@ -78,7 +82,7 @@ class GateService:
 
     def make_closer(self) -> Callable[[], None]:
         """Return a function that ends the threads and closes the traffic log. It keeps no reference to this object."""
-        pools = (self._gate_thread, self._search_threads, self.rerank_queue.threads)
+        pools = (self._gate_thread, self._text_thread, self._search_threads, self.rerank_queue.threads)
         traffic_log = self.rag.log
 
         def close() -> None:
@@ -163,13 +167,30 @@ class GateService:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    def apply_rules(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
-        """Return the decision of the first matching rule, or None.
+    async def apply_rules(
+        self, rag: AdaptiveRAG, question: Question, list_time: PatternTime | None = None
+    ) -> Decision | None:
+        """Return the decision of the first matching rule, or None. Slow rules run in a thread.
 
         In shadow mode (always retrieve), rules cannot skip retrieval.
+
+        Args:
+            rag: The pipeline with the rules.
+            question: The question.
+            list_time: Time that the patterns of the operator have for a list of questions. It is reduced.
         """
         rules = rag.rules
-        decision = None if rules is None else rules.make_decision(question.text, rag.gate, rag.used_threshold)
+        if rules is None:
+            return None
+        work = partial(rules.make_decision, question.text, rag.gate, rag.used_threshold, list_time)
+        if rules.is_fast and _is_short(question):
+            decision = work()
+        else:
+            try:
+                decision = await self.run_in_text_thread(work)
+            except TimeoutError:
+                log.warning("No rule was applied: the rules took longer than %g seconds.", self.timeout)
+                return None
         if decision is None or decision.retrieve or not rag.shadow:
             return decision
         reason = f"{rag.shadow}: {decision.reason}"
@@ -213,8 +234,7 @@ class GateService:
         """Let the gate decide. Slow decisions run in a separate thread."""
         calls_llm = draft is None and not rag.bound_gate.request.is_empty
         has_long_draft = draft is not None and draft.n_tokens > MAX_INLINE_TOKENS
-        is_short = len(question.text) <= MAX_INLINE_CHARS and not has_long_draft
-        if rag.bound_gate.is_pure and not calls_llm and is_short:
+        if rag.bound_gate.is_pure and not calls_llm and not has_long_draft and _is_short(question):
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 
@@ -290,6 +310,15 @@ class GateService:
         async with asyncio.timeout(self.timeout):
             return await run_in_thread(self._gate_thread, work)
 
+    async def run_in_text_thread(self, work: Callable[[], Result]) -> Result:
+        """Run a function that reads one question in a thread. API keys take turns.
+
+        Raises:
+            TimeoutError: The function took longer than the timeout.
+        """
+        async with asyncio.timeout(self.timeout):
+            return await run_in_thread(self._text_thread, work)
+
     async def run_in_search_thread(self, work: Callable[[], Result], lock: FairLock | None = None) -> Result:
         """Run a search function in a thread, and return its result. A slow function cannot be stopped, only abandoned.
 
@@ -319,6 +348,11 @@ class GateService:
             return await self.rerank_queue.run_remote(work)
         async with self.rerank_queue.local_turn:  # so that a search waits for one batch at most
             return await self.run_in_search_thread(work)
+
+
+def _is_short(question: Question) -> bool:
+    """Return whether a question is so short that reading it does not delay other requests."""
+    return get_max_normalized_length(question.text) <= MAX_INLINE_CHARS
 
 
 def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, component: str, reason: str) -> Decision:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from knowgate.errors import BadInput
 from knowgate.gates import TEXT_ONLY_GATE
-from knowgate.models.backend import CLIENT
+from knowgate.models.backend import CLIENT, can_interrupt
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
@@ -233,17 +233,19 @@ class LocalChat:
         max_tokens = self.gate_service.rag.max_tokens
         if requested_tokens := request.max_completion_tokens or request.max_tokens:
             max_tokens = min(requested_tokens, self.options.most_tokens)
-        options = self._replace_stale_gate(options, max_tokens, question, trace)
+        options = await self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
         progress = AnswerProgress(trace, deadline=deadline)
         if body.get("stream"):
             return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
         if self.options.batch > 1:
-            pieces = self._generate_batched((options, max_tokens), rag, question, progress)
+            # If calls of other keys can interrupt a batch, each key has batches of its own.
+            owner = CLIENT.get() if can_interrupt(model) else ""
+            pieces = self._generate_batched((options, max_tokens, owner), rag, question, progress)
             return await self._respond(pieces, progress, rag)
         return await self._respond(self._generate(rag, question, progress), progress, rag)
 
-    def _replace_stale_gate(
+    async def _replace_stale_gate(
         self, options: RequestOptions, max_tokens: int, question: Question, trace: RequestTrace
     ) -> RequestOptions:
         """Return options with a usable gate. A gate calibrated for another LLM, prompt or index is replaced."""
@@ -252,7 +254,7 @@ class LocalChat:
         if not reason:
             return options
         gate = TEXT_ONLY_GATE  # always retrieves, unless a rule decides
-        if self.gate_service.apply_rules(rag, question) is None:
+        if await self.gate_service.apply_rules(rag, question) is None:
             self.gate_service.bypass_stale_gate(rag, trace, reason)
             gate = "always"
         return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")

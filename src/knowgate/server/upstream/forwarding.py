@@ -139,7 +139,7 @@ class UpstreamForwarder:
 
     async def _decide_without_draft(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> bool:
         """Decide by a rule or by the question alone. Return whether a draft (answer without passages) is needed."""
-        trace.decision = self.gate_service.apply_rules(rag, question)
+        trace.decision = await self.gate_service.apply_rules(rag, question)
         if trace.decision is not None:
             return False
         reads_draft = not self.gate_service.get_signal_request(rag, trace).is_empty
