@@ -158,7 +158,7 @@ def test_examples_longer_than_the_limit_are_left_out_and_counted(base, tmp_path)
 
 
 def test_a_base_without_weights_is_refused(base, tmp_path):
-    with pytest.raises(BadSetting, match="'fake' has none"):
+    with pytest.raises(BadSetting, match="'fake' has no local weights"):
         fit_ik(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")
 
 

@@ -44,7 +44,7 @@ def test_truncated_and_whole_preferences_cannot_be_combined(tmp_path):
     source = Table({"T\nup": 0.9, "T\ndo": 0.1})
     source.model = Words()
     run_preferences(folders[1], [asked("q", "up", "down")], PreferenceLabeler(source, cut=2), data="d")
-    with pytest.raises(BadSetting, match="'cut_to' differs: None and 2"):
+    with pytest.raises(BadSetting, match="different values of 'cut_to'"):
         load_common_settings(folders)
 
 

@@ -108,7 +108,7 @@ def test_the_fit_of_the_table_reads_models_and_questions_by_their_specs(examples
 
 
 def test_another_model_than_the_label_run_is_refused(examples):
-    with pytest.raises(BadSetting, match="not other"):
+    with pytest.raises(BadSetting, match="Your LLM is other"):
         fit_uar_heads(examples, FakeModel(TABLE, name="other", width=32), CRITERIA)
 
 

@@ -47,9 +47,7 @@ ALWAYS_THRESHOLD = -1.0  # needs are at least 0, so every question is retrieved 
 class TrafficOptions(Options):
     """Options that `knowgate replay` and `knowgate cost` share."""
 
-    gate: str | None = option(
-        None, "Gate to use. Required for a label run. For a log, pass the fitted gate that decided."
-    )
+    gate: str | None = option(None, "Gate to use. Required for a label run. For a log: the fitted gate that decided.")
     arbiter: str | None = option(
         None, "Arbiter that chooses between the answers of a label run.", metavar="DIR|rules|none"
     )
@@ -60,9 +58,7 @@ class ReplayOptions(TrafficOptions):
     """Options of `knowgate replay`."""
 
     arm: str | None = option(
-        None,
-        "Gate of an A/B test to read from a server log: `a` or `b`. Default: the gate that decided most requests.",
-        metavar="a|b",
+        None, "Gate of an A/B test in a server log. Default: the gate that decided most requests.", metavar="a|b"
     )
     thresholds: str = option("0.1..0.9", "Thresholds to try: a range such as 0.1..0.9, in steps of 0.1, or a list.")
 
@@ -115,15 +111,11 @@ def read_traffic(location: str, options: TrafficOptions, arm: str | None = None)
     if isinstance(log, Path) and log.is_dir():
         return _read_label_run(log, options)
     if options.arbiter is not None:
-        raise BadSetting(
-            "--arbiter works only with a label run: a log does not record both answers. Leave --arbiter out."
-        )
+        raise BadSetting("--arbiter works only with a label run, not with a log. Leave --arbiter out.")
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
-        raise BadSetting(
-            "--arm works only with a decision log of the server: other logs have one gate. Leave --arm out."
-        )
+        raise BadSetting("--arm works only with a decision log of the server. Leave --arm out.")
     return read_traffic_log(log)
 
 
@@ -245,9 +237,7 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     if log.constant_decision:
         inform(f"The gate {log.constant_decision} and has no threshold.")
     elif not traffic.checks:
-        inform(
-            "Lost answers are unknown: no question has both answers. Serve with --shadow --audit 1, or use a label run."
-        )
+        inform("Lost answers are unknown, because no question has both answers. Serve with --shadow --audit 1.")
 
 
 def _print_assumed_costs(log: LoggedTraffic, traffic: replay.Traffic) -> None:

@@ -59,9 +59,7 @@ class GateRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    retrieve: Literal["auto", "always", "never"] = option(
-        "auto", "Whether to retrieve passages. auto: the gate decides."
-    )
+    retrieve: Literal["auto", "always", "never"] = option("auto", "Whether to retrieve. auto: the gate decides.")
     threshold: float | None = option(
         None, "Retrieve if the need for retrieval (0: the LLM knows, 1: retrieve) is above this threshold.", ge=0, le=1
     )
