@@ -252,7 +252,7 @@ def test_full_prints_every_table_after_the_verdict(tmp_path, capsys):
 
 def test_labels_or_data_must_be_given(capsys):
     assert knowgate(["eval"]) == 1
-    assert "either --labels (recorded answers)" in capsys.readouterr().err
+    assert "either --labels or --data" in capsys.readouterr().err
 
 
 def test_questions_answered_now_are_stored_for_the_next_evaluation(tmp_path, capsys):

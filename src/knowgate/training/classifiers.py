@@ -109,7 +109,8 @@ def fit_logistic(features: NDArray[Any], classes: NDArray[Any], **settings: Any)
     """Fit scikit-learn's LogisticRegression on one thread, which is faster on little data."""
     from sklearn.linear_model import LogisticRegression
 
-    with _get_threadpools().limit(limits=1):
+    # OpenBLAS sometimes reports an invalid value although all numbers are finite.
+    with _get_threadpools().limit(limits=1), np.errstate(invalid="ignore"):
         return LogisticRegression(**{"max_iter": 500, **settings}).fit(features, classes)
 
 

@@ -155,7 +155,7 @@ def test_written_questions_are_marked_synthetic_everywhere(world: World):
 
 
 def test_an_llm_that_writes_no_question_of_use_is_said_so_with_what_to_type(world: World):
-    with pytest.raises(BadInput, match=r"wrote 0 usable questions.*`questions`.*`writer`"):
+    with pytest.raises(BadInput, match=r"wrote only 0 usable questions.*`writer`.*`questions`"):
         world.run(Counted({}), questions="")
 
 

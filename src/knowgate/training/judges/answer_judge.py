@@ -43,9 +43,7 @@ class JudgeGateOptions(AnswerJudgeFitOptions):
     """Options of `fit("judge", ...)`."""
 
     both: bool = option(False, "Also learn from the answers with passages.")
-    teacher: str | None = option(
-        None, "Folder of a fitted judge. The new judge learns from its predictions (distillation)."
-    )
+    teacher: str | None = option(None, "Folder of a fitted judge that the new one imitates (distillation).")
 
 
 @with_options(JudgeGateOptions)

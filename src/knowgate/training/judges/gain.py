@@ -34,7 +34,7 @@ class GainOptions(AnswerJudgeFitOptions):
 
     tokens: Count = option(64, "Maximum answer tokens that the judge reads, at least 1.")
     learning_rate: float | None = option(
-        None, "Highest learning rate. Default: 7e-5. With `full` it is 1e-5, and for mpnet 3e-5.", gt=0
+        None, "Highest learning rate. Default: 7e-5, or 1e-5 with `full`, or 3e-5 for mpnet.", gt=0
     )
 
 

@@ -49,15 +49,13 @@ class AnswerJudgeFitOptions(EnsembleFitOptions):
         None, "Number of passes over the training examples. Default: 2, or 4 for encoders."
     )
     learning_rate: float | None = option(
-        None, "Highest learning rate. Default: 1e-4. With `full` it is 1e-5, and for mpnet 3e-5.", gt=0
+        None, "Highest learning rate. Default: 1e-4, or 1e-5 with `full`, or 3e-5 for mpnet.", gt=0
     )
     batch: Count = option(32, "Examples per training step.")
     bits: Literal[0, 4, 8] = option(
         0, "Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for full precision."
     )
-    frozen_layers: WholeNumber = option(
-        0, "Number of lower layers of an encoder that stay frozen. Freezing saves up to a third of the training time."
-    )
+    frozen_layers: WholeNumber = option(0, "Number of lower layers of an encoder to freeze, which saves time.")
 
 
 @dataclass(frozen=True)
