@@ -34,11 +34,10 @@ MARKS = {True: ("right", "green"), False: ("wrong", "red"), None: ("-", "dim")}
 PAIR_MODES = {comparison.NEVER: "from memory", comparison.ALWAYS: "after a search"}
 SLOWER_NOTE = "The gated mode took longer: a search was faster than the draft that decides. Try --search-seconds 1."
 STREAM_INTRODUCTION = (
-    "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; "
-    "part 3 measures. Each search waits {wait:g} s, about what a hosted search takes "
-    "(--search-seconds). always: retrieves for every message. gated: a routing rule decides, or the gate retrieves if "
-    "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
-    "and counted in both."
+    "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; part 3 "
+    "measures. Each search waits {wait:g} s, about what a hosted search takes (--search-seconds). always: retrieves for "
+    "every message. gated: a routing rule decides, or the gate retrieves if the need is high (0: the LLM knows, 1: it "
+    "must search). An answer that two modes share is generated once and counted in both."
 )
 MAX_BAR_WIDTH = 54  # characters
 POINT_STEP = 2  # the chart shows every second recorded threshold
