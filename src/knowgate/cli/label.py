@@ -48,6 +48,7 @@ def import_answers(
     Example: knowgate import-answers --data langfuse:traces.jsonl --model my-llm --closed answer --closed-correct
     scores.user-feedback --out run
     """
+    # `options` names the fields of the answers and grades. In the first example, `closed` is the field "alone".
     questions = load_questions(data, limit)
     extra = read_extra_fields(data)
     grader = load_grader(grade)

@@ -351,7 +351,7 @@ def build_cost_table(comparison: CostComparison, threshold: float, currency: str
     Columns without any known amount are left out.
 
     Args:
-        comparison: Costs per question of always, never and gated retrieval.
+        comparison: Costs per question of always retrieving, never retrieving and using a gate.
         threshold: Threshold of the gate, for the title.
         currency: Name of the currency, for the title.
     """
@@ -363,7 +363,7 @@ def build_cost_table(comparison: CostComparison, threshold: float, currency: str
 
 
 def _format_cost(cost: replay.PolicyCost, prices: replay.Prices) -> dict[str, str]:
-    """Format the cost of always, never or gated retrieval as a row of the table, by column."""
+    """Format the cost of one policy, such as always retrieving, as a row of the table, by column."""
     money = "money" if prices.include_llm else "money, searches only"
     return {
         money: _format(cost.money(prices), "{:,.4g}"),

@@ -38,7 +38,8 @@ class NearestHits:
         order = select_top_rows(self.scores, k)
         return NearestHits(self.rows[order], self.scores[order])
 
-    def __add__(self, other: NearestHits) -> NearestHits:
+    def merge(self, other: NearestHits) -> NearestHits:
+        """Return the hits of both, not sorted."""
         return NearestHits(np.concatenate([self.rows, other.rows]), np.concatenate([self.scores, other.scores]))
 
 
@@ -86,15 +87,17 @@ def max_row_norm(vectors: Vector, *, block_rows: int = BLOCK_ROWS) -> float:
 def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, block_rows: int) -> list[NearestHits]:
     """Find the k best rows for each query, block by block.
 
-    A fast product selects candidates. Exact scores then rank them.
+    A fast product of matrices selects candidates. It has rounding errors, so rows that come close to the best ones are
+    candidates, too. Exact scores then rank the candidates.
     """
     best = [NearestHits(np.empty(0, np.intp), np.empty(0, np.float32)) for _ in queries]
-    errors = [_bound_rounding_error(query, max_norm) for query in queries]
+    max_errors = [_bound_rounding_error(query, max_norm) for query in queries]
     for start in range(0, len(vectors), block_rows):
         products = queries @ vectors[start : start + block_rows].T
         for i, query in enumerate(queries):
-            rows = start + _select_candidates(products[i], best[i], errors[i], k)
-            best[i] = (best[i] + score_rows(vectors, rows, query)).top(k)
+            rows = start + _select_candidates(products[i], best[i], max_errors[i], k)
+            candidates = score_rows(vectors, rows, query)
+            best[i] = best[i].merge(candidates).top(k)
     return best
 
 

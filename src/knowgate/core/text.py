@@ -154,7 +154,7 @@ class ContainmentGrade:
 
     Attributes:
         correct: Whether the answer is correct.
-        guarded: Whether the answer contains a gold answer but was rejected, because it only repeats the question.
+        guarded: Whether a guard rejected the answer: it contains a gold answer only because it repeats the question.
     """
 
     correct: bool

@@ -58,7 +58,7 @@ class Preference:
 
     Attributes:
         split: Part of the data that the question belongs to: train, dev or test.
-        base: The LLM's confidence without a passage; None if it was not measured.
+        base: Base value: the LLM's confidence without a passage. None if it was not measured.
         candidates: Candidate passages in the order of the retriever.
         positives: Indices of the candidates that help most, strongest first.
         negatives: Indices of the candidates that hurt most, strongest first. If answers were graded: those that lead to a

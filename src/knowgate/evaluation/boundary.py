@@ -73,8 +73,8 @@ class BoundaryAccuracy:
     """Accuracy of the greedy answers, which are generated without sampling.
 
     Attributes:
-        closed: Accuracy without passages.
-        open: Accuracy with passages.
+        closed: Accuracy without passages (closed-book).
+        open: Accuracy with passages (open-book).
         mask: Accuracy with passages in which the gold answers are masked.
         matched: Accuracy without passages on the questions that have a graded answer with passages, so that the two can
             be compared.

@@ -132,7 +132,7 @@ class SavingPoint:
 
     Attributes:
         threshold: Mastery or certainty from which on questions are skipped; None if nothing is skipped.
-        saved: Share of questions skipped.
+        saved: Share of searches that are saved because their questions are skipped.
         accuracy: Accuracy with closed-book answers for skipped questions and open-book answers for the others.
         random: Accuracy of skipping as many questions at random.
     """
@@ -232,7 +232,7 @@ class CopyRate:
     Attributes:
         is_mask: Share of answers that are just MASK, among the questions that are certain with the original passages.
         says_mask: Share of answers that contain MASK, among the same questions.
-        anywhere: Share of answers that are just MASK, among all questions.
+        anywhere: Share of answers that are just MASK, anywhere in the run, that is, among all questions.
         under_mask: Share of answers that are just MASK, among the questions that are certain with the masked passages.
     """
 

@@ -1,4 +1,4 @@
-"""Costs of always, never and gated retrieval, and the search price above which a gate is cheaper.
+"""Costs of always retrieving, never retrieving and using a gate, and the search price above which a gate pays.
 
 `compare_traffic_costs` works on logged traffic, `estimate_gated_cost` on label runs. The numbers of searches and
 generated tokens are exact; the number of passage tokens is estimated from the texts. The price and the duration of a
@@ -47,7 +47,7 @@ def read_prices(path: Path) -> Prices:
 
 @dataclass(frozen=True)
 class CostComparison:
-    """Mean costs per question of always, never and gated retrieval on the same questions.
+    """Mean costs per question of always retrieving, never retrieving and using a gate, on the same questions.
 
     Attributes:
         always: Cost of always retrieving.
@@ -131,7 +131,7 @@ class CostComparison:
 
 
 def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) -> CostComparison:
-    """Compare the costs of always, never and gated retrieval on logged traffic.
+    """Compare the costs of always retrieving, never retrieving and using a gate on logged traffic.
 
     Args:
         traffic: Logged questions.

@@ -102,8 +102,8 @@ def diff_evaluations(
     Args:
         first: The evaluation to compare with.
         second: The evaluation to compare.
-        watch: Gates that decide which evaluation is better. By default never, always, the recommended policies, and all
-            gates with an arbiter (which chooses between the answers with and without passages).
+        watch: Names of the gates that decide which evaluation is better. Default: the gates `never` and `always`, the
+            recommended policy, and every gate with an arbiter (it picks the answer with or without passages).
         resamples: Number of bootstrap resamples of paired differences.
 
     Raises:

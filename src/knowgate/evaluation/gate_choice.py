@@ -24,8 +24,8 @@ class CorrectAnswers:
     """Whether the answers to each question are correct.
 
     Attributes:
-        closed: The answer without passages.
-        opened: The answer with passages.
+        closed: The answer without passages (closed-book).
+        opened: The answer with passages (open-book).
         arbitrated: The answer that the arbiter chooses after retrieval; None without an arbiter.
     """
 

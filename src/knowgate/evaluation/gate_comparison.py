@@ -63,7 +63,7 @@ class SliceTable:
         n: Number of questions; 0 for an empty slice.
         never: Accuracy of never retrieving.
         always: Accuracy of always retrieving.
-        rows: Results of the gates; empty without questions, or without answers with passages.
+        rows: Results of the gates; empty if there are no questions, or no answers that used passages.
     """
 
     dimension: str
@@ -99,7 +99,7 @@ class Evaluation:
 
     Attributes:
         table: The questions with their recorded answers and grades.
-        gates: Results of the baselines never and always, the gates, and the oracle (the best possible decisions).
+        gates: Results of the baselines `never` and `always`, the gates, and the oracle (the best possible decisions).
         comparisons: Paired tests between gates.
         slices: Results on groups of questions: by data set, by language, and so on.
         resamples: Number of bootstrap resamples.
@@ -170,8 +170,8 @@ def compare_gates(
 
     Args:
         table: Labeled questions.
-        scores: For each gate, the need for retrieval that it gives to each question. The baselines never, always and
-            oracle are added if the questions have open-book answers.
+        scores: For each gate, the need for retrieval that it gives to each question. The baselines `never`, `always`
+            and `oracle` are added if the questions have open-book answers.
         resamples: Bootstrap resamples for the intervals.
         seed: Seed of the resamples.
 
@@ -195,7 +195,7 @@ def compare_gates(
 
 
 def _check_distinguishable(table: LabelTable) -> None:
-    """Raise BadInput if gates cannot be compared: no answers with passages, and all others have the same grade."""
+    """Raise BadInput if no answer used passages and all answers have the same grade, so that gates cannot be compared."""
     closed = table.closed_right
     if table.open_right is None and (closed.all() or not closed.any()):
         grade = "right" if closed.all() else "wrong"
@@ -361,7 +361,10 @@ def _format_milliseconds(gate: GateResult) -> str:
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table with a row per gate. Without answers with passages, it shows only the AUROC."""
+    """Build a narrow table with a row per gate.
+
+    Accuracy and cost are shown only if answers that used passages (open-book answers) were recorded.
+    """
     columns: dict[str, Callable[[GateResult], str]] = {"gate": lambda gate: gate.gate}
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
     if has_open_answers:

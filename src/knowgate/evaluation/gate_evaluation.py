@@ -108,7 +108,7 @@ def evaluate(
             label runs allow. A gate object is evaluated with the threshold it has in memory.
         runs: Label runs: folders, or what `label` returned.
         data: Questions to answer now: data specs separated by commas, or a list of questions.
-        options: Options as one object, instead of keywords.
+        options: Options as one object. Each option can also be given as a keyword.
         on_progress: Called with the progress of labeling.
         on_arbitrated: Called with how many questions the arbiter (which chooses between the answers with and without
             passages) has decided, and how many there are.
@@ -198,11 +198,11 @@ def _choose_arbiter(gates: Sequence[str | Gate], options: EvaluateOptions) -> An
 def _load_table(
     gates: Sequence[str | Gate], runs: Sequence[Path], arbiter: Any, options: EvaluateOptions
 ) -> LabelTable:
-    """Load label runs, on request without questions that were used for fitting."""
+    """Load label runs. The option `drop_seen` leaves out the questions that a gate, judge or arbiter was fitted on."""
     table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
     if not options.drop_seen:
         return table
-    judges = [str(options.second_look).removesuffix(",verdict=own")] if options.second_look else []
+    judges = [str(options.second_look)] if options.second_look else []  # a judge of passages is a fitted gate, too
     return drop_seen_rows(table, [*gates, *judges], get_arbiter_folder(arbiter))
 
 

@@ -185,7 +185,7 @@ def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.
 
 
 def build_baselines(table: LabelTable) -> list[TableScores]:
-    """Build the baselines never, always and oracle. The oracle retrieves just where passages help.
+    """Build the baselines `never`, `always` and `oracle`. The oracle retrieves just where passages help.
 
     Returns:
         The baselines as if they were gates. Empty if the questions have no answers with passages.
@@ -203,7 +203,7 @@ def build_baselines(table: LabelTable) -> list[TableScores]:
 
 
 def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
-    """Remove measures without meaning for a baseline (never, always, oracle).
+    """Remove measures without meaning for a baseline (`never`, `always`, `oracle`).
 
     Baselines do not rank questions by need.
     """
@@ -215,7 +215,7 @@ def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
 
 
 def compute_majority_share(table: LabelTable) -> float:
-    """Return the share of the more frequent kind of question: known or unknown to the LLM."""
+    """Return the share of known or of unknown questions, whichever is larger."""
     known = float(table.closed_right.mean())
     return max(known, 1 - known)
 

@@ -176,11 +176,11 @@ class SecondLookResult:
     Attributes:
         gate: Name of the gate.
         rate: Retrieval rate of the gate.
-        once: Accuracy without the judge.
-        twice: Accuracy with the judge.
+        once: Accuracy if only the gate looks at a question, without the judge.
+        twice: Accuracy if the judge takes a second look.
         difference: `twice` minus `once`.
         random: Accuracy if the passages of as many questions are dropped at random.
-        shown: Share of questions that are answered with passages if the judge is used.
+        shown: Share of questions for which the LLM is shown passages, because the judge keeps them.
     """
 
     gate: str

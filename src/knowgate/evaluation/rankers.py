@@ -103,7 +103,7 @@ class RankingResult:
 
     Attributes:
         measures: Ranking measures of each ranker, such as P@1.
-        hits: By ranker, for each question: whether each passage helps, in the ranker's order.
+        hits: By ranker, for each question: whether each passage helps (a hit), in the ranker's order.
         chance: P@1 of a random order: how often its first passage helps.
         margin: Reranking is skipped if the retriever's first passage leads the second by at least this share of its
             score; None for never.

@@ -62,9 +62,9 @@ class Recommendation:
         gate: Recommended gate, or the best one found if none is recommended. 'never' means never to retrieve.
         threshold: The gate retrieves if need is above it.
         skipped: Share of searches that the gate skips at `threshold`.
-        held_out_skipped: The same, measured by cross-validation like `difference` and `gain`. Costs are measured so, too.
-        difference: Accuracy minus the accuracy of always retrieving.
-        gain: Accuracy minus the accuracy of skipping as many searches at random. Undefined without a gate.
+        held_out_skipped: `skipped`, but measured by cross-validation, as are `difference`, `gain` and costs.
+        difference: Accuracy of the gate minus that of always retrieving.
+        gain: Accuracy of the gate minus that of skipping as many searches at random. Undefined without a gate.
         beats_chance: Whether the gain is certainly above 0, by more than `Z_CERTAIN` standard errors.
         likely_beats_chance: Whether the gain is probably above 0, by more than `Z_LIKELY` standard errors.
         agreeing_folds: Number of cross-validation folds that chose the same gate; 0 if no choice was made.
@@ -74,7 +74,7 @@ class Recommendation:
         losing_slices: Large groups of questions, such as a language, that certainly lose answers, worst first.
         at_own_threshold: Whether `threshold` is the calibrated one of the gate, rather than chosen on these questions.
         skips: Whether the search for each question is skipped at `threshold`.
-        held_out_skips: The same, where each question had no part in the choice of gate and threshold.
+        held_out_skips: `skips`, but decided by a gate and threshold that were chosen without the question.
         right: Whether the final answer to each question is correct.
     """
 
@@ -168,7 +168,7 @@ def _recommend_best_gate(evaluation: Evaluation, answers: CorrectAnswers, max_lo
     """Choose a gate and threshold on all questions, and recommend them if they are useful."""
     n = len(answers.closed)
     all_rows = np.ones(n, dtype=bool)
-    # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
+    # A choice looks better on the questions that it was made on than on others, so only half of the loss is allowed there.
     choice = choose_gate(_list_needs(evaluation), answers, all_rows, max_loss / 2)
     if choice is not None:
         return _recommend_choice(evaluation, choice, answers, max_loss)
@@ -407,7 +407,7 @@ def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> Recommendat
         the gate is better than chance. Otherwise 'try'.
     """
     if (effect.held_out_skipped.value or 0.0) < MIN_SKIPPED:
-        # Only an arbiter, which chooses better answers, makes a gate worth using that skips hardly any searches.
+        # A gate that skips hardly any searches is worth using only if an arbiter then corrects answers.
         gives_more_right_answers = (effect.difference.low or 0.0) > 0
         return "use" if is_guaranteed and gives_more_right_answers else "leave"
     loss = -(effect.difference.value or 0.0)

@@ -126,10 +126,12 @@ class PolicyCost:
         return None if model_cost is None else self.searches * prices.search + model_cost
 
     def money_without_searches(self, prices: Prices) -> float | None:
-        """Return the cost without searches, or None if a priced amount is unknown."""
+        """Return the cost except that of searches, or None if an amount with a price above 0 is unknown."""
         if self.missing_amounts(prices):
             return None
-        return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
+        # An amount that is still None has the price 0, so it costs nothing.
+        amounts = self._priced_amounts(prices).values()
+        return math.fsum(amount * price for amount, price in amounts if amount is not None)
 
     def missing_amounts(self, prices: Prices) -> list[str]:
         """List the names of prices above 0 whose amounts are unknown."""
@@ -182,7 +184,7 @@ class TrafficEvent:
         retrieved: Whether the gate retrieved. None in a label run, where every question is answered both ways.
         reading: Cost of what the gate reads to decide, such as a draft answer.
         closed: Cost of finishing the closed-book answer after skipping the search.
-        opened: Cost of searching and answering with passages.
+        opened: Cost of searching and answering with passages (open-book).
         loses_answer: In a log, whether the answer without passages differs from the one with passages. In a label run,
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
@@ -228,7 +230,7 @@ class ReplayResult:
             'money'. None if the log records too little.
         risks: Share of answers that skipping changes or loses, by kind of question: 'retrieved', 'audited' or 'graded'.
             The shares are None if `has_evidence` is false.
-        known: Number of skipped questions that have answers with and without passages.
+        known: Number of skipped questions whose risk is known, because both answers are recorded.
         has_evidence: Whether enough questions have both answers to say what the threshold risks.
     """
 

@@ -1,4 +1,4 @@
-"""Baselines that every gate is compared with: always, never, at random, and the constant that a policy stores."""
+"""Baselines that every gate is compared with: `always`, `never`, `random`, and the constant that a policy stores."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class NeverGate(Gate):
 
 @dataclass(frozen=True)
 class RandomGate(Gate):
-    """Retrieves for a random share `rate` of the questions. A useful gate must be more accurate at the same rate.
+    """Retrieves for a random share `rate` of the questions. A useful gate must be more accurate than this at the same rate.
 
     Needs: nothing. Cost per question: none.
 

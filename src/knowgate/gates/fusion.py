@@ -243,7 +243,7 @@ class StackGate(FusionGate):
 
     @property
     def request(self) -> SignalRequest:
-        """The signals of the fusion and of the judges, in one request."""
+        """All signals to read from the LLM: those of the logistic regression, and those that the judges read."""
         request = super().request
         for judge in self.judges:
             request |= judge.request

@@ -37,7 +37,7 @@ class LocalRunner:
 
     Attributes:
         first: Number of questions in the first batch.
-        largest: Maximum number of questions in a batch.
+        largest: Number of questions in the largest allowed batch.
         seconds: Target duration of a batch. A batch that takes at least this long is not followed by a larger one.
     """
 

@@ -335,7 +335,7 @@ class LearnedCut:
         questions: Number of logged questions it was learned from.
         known_share: Share of them that the LLM knows.
         balanced_accuracy: Mean share of right verdicts over known and unknown questions at the cut.
-        at_half: The same at the paper's cut of 0.5.
+        at_half: The balanced accuracy at the paper's cut of 0.5.
     """
 
     cut: float

@@ -440,7 +440,7 @@ class AdaptiveRAG:
                 yield TextEvent(state.text)
 
     def _allows_quotation(self, text: str) -> bool:
-        """Return whether a quotation may be the answer. If the token limit is small, it must not be longer."""
+        """Return whether a quotation may be the answer. A small token limit must not be exceeded."""
         if self.max_tokens >= MIN_QUOTATION_LIMIT or not isinstance(self.model, TokenizingModel):
             return True
         return len(self.model.tokenize(text)) <= self.max_tokens

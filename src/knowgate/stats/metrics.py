@@ -283,7 +283,7 @@ class Frontier:
         accuracies: Accuracy if passages are retrieved for k of n questions, for k = 0 to n. Questions with equal needs
             are retrieved for in random order, so that each has their mean gain.
         area: Area under the curve, which is the mean accuracy over all retrieval rates.
-        random_area: The same area if the questions to retrieve for are chosen at random.
+        random_area: Area under the curve if the questions to retrieve for are chosen at random.
     """
 
     accuracies: FloatArray

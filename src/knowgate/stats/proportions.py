@@ -23,7 +23,7 @@ class Proportion:
     """Proportion with its 95 % Wilson confidence interval.
 
     Attributes:
-        hits: Number of cases that count.
+        hits: Number of hits, that is, cases with the counted property.
         n: Number of all cases.
         value: hits / n; None if n is 0, as are the ends of the interval.
         low: Lower end of the interval.
@@ -59,7 +59,7 @@ def upper_confidence_limit(hits: int, n: int, error: float) -> float:
     """Return the one-sided upper confidence limit of a proportion (Clopper and Pearson 1934).
 
     Args:
-        hits: Number of cases that count.
+        hits: Number of hits, that is, cases with the counted property.
         n: Number of all cases.
         error: Maximum probability that the true share is above the limit.
     """
@@ -182,7 +182,7 @@ class PairedComparison:
 
     Attributes:
         gate: Name of the first gate.
-        against: Name of the second gate.
+        against: Name of the second gate, which the first is compared with.
         difference: Accuracy of the first gate minus that of the second.
         low: Lower end of the 95 % interval of the difference.
         high: Upper end of the 95 % interval of the difference.

@@ -95,7 +95,7 @@ class ArbiterComparison:
     Attributes:
         mode: Mode of the trained arbiter.
         rules_right: Whether the answer that the rules choose is right, for each question.
-        trained_right: The same for the trained arbiter.
+        trained_right: Whether the answer that the trained arbiter chooses is right, for each question.
     """
 
     mode: str

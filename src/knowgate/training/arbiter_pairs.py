@@ -72,7 +72,7 @@ class ArbiterResult:
     Attributes:
         arbiter: Name under which the arbiter is registered.
         options: Options stored with it.
-        needs: Signals that the model must provide.
+        needs: Signals that the arbiter needs from the LLM.
         wants_passages: Whether the arbiter reads the passages, too.
         raw: Returns for the rows with the given indices the probabilities that the closed-book and the open-book
             answer are right, two columns in [0, 1].

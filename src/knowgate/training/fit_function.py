@@ -41,7 +41,7 @@ class FitResult:
     Attributes:
         gate: Name under which the gate is registered.
         options: Options stored with the gate.
-        needs: Signals that the model must provide.
+        needs: Signals that the gate needs from the LLM.
         request: The signals that the gate reads for each question.
         tensors: Weights.
         raw: Returns the uncalibrated need for retrieval (0: the LLM knows, 1: retrieve) of the questions with the given
@@ -75,7 +75,7 @@ class FitProgress:
         total: Number of units of the stage.
         unit: What is counted, such as questions or examples.
         stage: What is being done.
-        words: Details such as the speed.
+        words: Details in words, such as the speed.
         is_milestone: Whether to print this progress on a line of its own, as at the end of an epoch.
     """
 

@@ -181,7 +181,7 @@ class FusionInputs:
         features: One row of features per question.
         positions: Where probes read hidden states: before the answer ("pre"), after the draft ("post"), or both.
         texts: Vectors of question and draft, by the name of the classifier that reads them; empty if no text is read.
-        margins: Further signals by name, one value per question, such as log-odds of a judge.
+        margins: Further signals by name, one value per question, such as the log-odds (margins) of a judge.
     """
 
     names: list[str]

@@ -336,7 +336,7 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
     """Warn if a gate is worse on held-out questions than a trivial rule, such as always retrieving.
 
     Returns:
-        The warning in one or two sentences; '' if the gate is not worse.
+        The warning in one or two sentences; '' if the gate is not worse than that.
     """
     warning = _compare_with_constant_policies(manifest.get("test_counts"))
     if warning:

@@ -31,7 +31,7 @@ class PassageEffects:
     A passage helps if its value is above `base`. Example of a value: the grade of the answer (1 or 0).
 
     Attributes:
-        base: Value without any passage.
+        base: Base value, without any passage.
         values: Value with each candidate as the only passage.
         correct: Grade of the answer with each candidate; None if answers were not graded.
     """

@@ -66,9 +66,9 @@ class AlignedReranker:
         relevance: Log of the relevance training, if there was one.
         alignment: Log of the alignment.
         reads_question: False for a control that ignores the question.
-        tested: Held-out rows.
+        tested: Held-out rows that the reranker is tested on.
         before: Ranking metrics of each held-out row before alignment.
-        after: The same after alignment.
+        after: Ranking metrics of each held-out row after alignment.
     """
 
     model: Any = field(repr=False)
@@ -205,7 +205,7 @@ def fit_relevance(
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
     watch: FitProgressCallback = ignore_progress,
 ) -> RelevanceReranker:
-    """Train a cross-encoder on relevance: passages with a gold answer rank higher."""
+    """Train a cross-encoder on relevance: passages with a gold answer shall rank above all others."""
     model = open_cross_encoder(base, seed=training.seed)
     log = train_groups(model, groups, training, "relevance", watch)
     return RelevanceReranker(model, base, training, log)

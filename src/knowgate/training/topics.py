@@ -72,8 +72,8 @@ class TopicResult:
     Attributes:
         name: The words that distinguish the topic most or, if topics are the values of a data field, that value.
         n: Number of questions.
-        closed: Share answered right from memory.
-        opened: Share answered right with passages; None if no question was answered with passages.
+        closed: Share answered right without passages (closed-book).
+        opened: Share answered right with passages (open-book); None if no question was answered with passages.
         benefit: `opened` minus `closed`, with an interval.
         searches: Share of the questions that the policy retrieves for; None without a policy.
         rows: Which questions belong to the topic.
@@ -185,7 +185,7 @@ def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray 
     """Measure one topic; `rows` marks its questions."""
     closed_right = table.closed_right[rows]
     closed = estimate_proportion(closed_right.tolist())
-    opened = benefit = None  # both stay None without answers with passages
+    opened = benefit = None  # both stay None if no answer used passages
     if table.open_right is not None:
         open_right = table.open_right[rows]
         opened = estimate_proportion(open_right.tolist())

@@ -194,7 +194,7 @@ class SignalRequest:
         return not (self.draft_tokens or self.layers or self.samples)
 
     def __or__(self, other: SignalRequest) -> SignalRequest:
-        """Combine two requests into one that reads all signals of both. The larger number wins."""
+        """Combine two requests into one that reads all signals of both. Of two numbers, the larger one counts."""
         return SignalRequest(
             draft_tokens=max(self.draft_tokens, other.draft_tokens),
             layers=tuple(sorted({*self.layers, *other.layers})),
@@ -345,7 +345,7 @@ class ArbiterChoice:
 
     @property
     def was_arbitrated(self) -> bool:
-        """Whether the arbiter found one answer more probably correct. Both probabilities are None for equal answers."""
+        """Whether the arbiter preferred one answer to the other. Both probabilities are None for equal answers."""
         return self.closed_probability != self.open_probability
 
 

@@ -169,7 +169,7 @@ class DemoRecord:
         questions: Number of questions.
         never: Share of right answers without searching.
         always: Share of right answers if every question is retrieved for.
-        weighed: Share of right answers if every question is retrieved for and an arbiter chooses between the answers
+        weighed: Share of right answers if every question is retrieved for and an arbiter weighs the answers
             with and without passages.
         oracle: Share of right answers if the better of the two answers were always chosen.
         points: Results of the gate at several thresholds.

@@ -98,10 +98,14 @@ class HnswIndex:
         return bool(rows and rows[0][0])
 
     def _build(self) -> None:
-        """Build the index, if no other process has built it. After a failure, searches stay exact and slow."""
+        """Build the index of the history log, if no other process has built it.
+
+        Without an index, searches are exact and slow.
+        """
         try:
-            rows = self._database.read("SELECT value FROM meta WHERE key = 'width'")  # the length of a vector
-            self._has_given_up = not rows or int(rows[0][0]) > MAX_HNSW_WIDTH
+            width_rows = self._database.read("SELECT value FROM meta WHERE key = 'width'")  # the length of a vector
+            # No width is stored before the first vector, and too long vectors cannot be indexed.
+            self._has_given_up = not width_rows or int(width_rows[0][0]) > MAX_HNSW_WIDTH
             if not self._has_given_up and not self._is_valid():
                 self._database.execute_outside_transaction(BUILD_STATEMENTS, log.info, lock="graph")
         except KnowgateError as error:

@@ -75,7 +75,7 @@ class AnnManifest:
 
     Attributes:
         token: Part of the file name, new for every version of the index.
-        stamp: Identifies the log whose questions are indexed.
+        stamp: Stamp of the log whose questions are indexed. It tells logs apart.
         last: Highest row id that was ever added, even if the row was deleted later. Ids are never used again.
         size: Size of the file in bytes.
     """
@@ -359,7 +359,7 @@ class VectorIndex:
         self._size = len(self._ids)
 
     def _allocate(self, n_rows: int) -> None:
-        """Move the rows into larger arrays."""
+        """Move the rows into arrays with more room."""
         ids, vectors = self._get_rows()
         self._ids = np.empty(n_rows, dtype=np.int64)
         self._vectors = np.empty((n_rows, self.width), dtype=np.float32)

@@ -91,11 +91,11 @@ class RecordedNeeds:
         gate: Name of the gate.
         threshold: Threshold of the gate when it was recorded.
         needs: Need for retrieval by question id.
-        about: Note of the gate, shown in tables.
+        about: Note about the gate, shown in tables.
         seconds: Seconds per question; None if not timed.
         raw: Scores of a fitted gate before calibration, by question id. Empty for other gates.
         far: Share of the questions that are far from the training questions of the gate; None if unknown.
-        scoring: Fingerprint of the fitted gate without its threshold; "" if unknown.
+        scoring: Fingerprint of how the fitted gate scores, without its threshold; "" if unknown.
     """
 
     gate: str

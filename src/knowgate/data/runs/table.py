@@ -55,11 +55,11 @@ class GateColumn:
         gate: Name of the gate.
         threshold: The gate retrieves for needs above this.
         needs: Need of each row (0 = the LLM knows, 1 = retrieve); NaN if the gate did not score it.
-        about: Note of the gate, shown in tables.
+        about: Note about the gate, shown in tables.
         seconds: Seconds per question; None if not timed.
         raw: Score of each row before calibration; None if not recorded.
         far: Share of questions far from the training questions of the gate; None if unknown.
-        scoring: Fingerprint of the gate without its threshold; "" if unknown.
+        scoring: Fingerprint of how the gate scores, without its threshold; "" if unknown.
     """
 
     gate: str
@@ -340,7 +340,7 @@ class _TableBuilder:
             self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
-        """Replace the rows in memory by arrays of their columns. Arrays take much less memory."""
+        """Replace the rows in memory by arrays of their columns. Arrays take much less memory than rows."""
         while self._rows:
             rows = self._rows[:CHUNK_ROWS]
             self._rows = self._rows[CHUNK_ROWS:]

@@ -140,7 +140,9 @@ class ProgressFile:
 
 
 def open_progress(folder: Path, options: FirstRunOptions) -> ProgressFile:
-    """Load the progress file of a folder, with new options. Writes nothing yet.
+    """Load the progress of a first run (`knowgate start`), to continue it. Nothing is written yet.
+
+    Finished steps are kept. The given options replace those of the progress file.
 
     Raises:
         ArtifactError: The folder contains files that are not from a first run.

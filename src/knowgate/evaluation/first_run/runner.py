@@ -247,7 +247,7 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
     baselines = f"{always} with retrieval for each, {never} from memory"
     if choice.gate == ALWAYS_RETRIEVE_GATE:
         return f"of {len(table.rows)} questions, answered right: {baselines}."
-    # The results begin with never and always. The first gate after them is the chosen one.
+    # The results begin with the gates `never` and `always`. The first gate after them is the chosen one.
     names = [result.gate for result in evaluation.gates]
     gate = evaluation.gates[names.index("always") + 1]
     n_skipped = int((gate.needs <= gate.threshold).sum())

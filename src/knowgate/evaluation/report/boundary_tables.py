@@ -270,17 +270,22 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     """Build the table of the questions that retrieval 'harmed' or 'helped' most."""
     columns: tuple[str, ...] = ("change of mastery", "benefit", "question", "closed", "open")
     questions = getattr(run.boundary, name)[:MAX_EXTREMES]
-    rows = [_make_extreme_cells(question) for question in questions] or [("", "", "none")]
+    rows = [_make_question_cells(question) for question in questions] or [("", "", "none")]
     if not any(measure_retrieval_change(question).mastery for question in questions):  # not sampled with passages
         columns = columns[1:]
         rows = [row[1:] for row in rows]
     return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows))
 
 
-def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
-    """Make the cells of a question: effect of retrieval, and texts."""
+def _make_question_cells(row: LabelRow) -> tuple[str, ...]:
+    """Make the cells of a question: how passages changed its answers, the question, and both answers.
+
+    Mastery is the share of right answers among sampled ones. The benefit is 1 if passages turned the answer right, and
+    -1 if they turned it wrong.
+    """
     change = measure_retrieval_change(row)
-    texts = (row.question or row.id, row.closed.text if row.closed else "", row.open.text if row.open else "")
+    answers = [answer.text if answer else "" for answer in (row.closed, row.open)]  # without and with passages
+    texts = (row.question or row.id, *answers)
     return f"{change.mastery:+.2f}", f"{change.benefit:+d}", *(shorten(text, MAX_TEXT_WIDTH) for text in texts)
 
 

@@ -35,7 +35,7 @@ class PlotArea:
         width: Width of the chart in pixels, with its margins.
         height: Height of the chart in pixels, with its margins.
         x_is_share: Whether numbers along the x axis are shown in percent.
-        y_is_share: The same for the y axis.
+        y_is_share: Whether numbers along the y axis are shown in percent.
     """
 
     x: Axis

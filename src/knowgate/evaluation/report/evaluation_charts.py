@@ -54,7 +54,7 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
     """Select the highlighted gate: the recommended one, or else the best.
 
     Returns:
-        None without answers with passages, or without a gate that ranks questions.
+        None if no answers that used passages were recorded, or if no gate ranks questions.
     """
     if not evaluation.has_open_answers:
         return None
@@ -126,7 +126,7 @@ def _is_unfitted(gate: GateResult) -> bool:
 def _make_gate_line(
     gate: GateResult, css_class: str, *, mark: PlotMark | None = None, suffix: str = "", is_visible: bool = True
 ) -> PlotLine:
-    """Make a gate's line of accuracy by retrieval rate. Hidden lines have fewer points."""
+    """Make a gate's line of accuracy by retrieval rate. Hidden lines have fewer points than visible ones."""
     steps = FINE_STEPS if is_visible else COARSE_STEPS
     rates = [step / steps for step in range(steps + 1)]
     points = [] if gate.frontier is None else [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates]

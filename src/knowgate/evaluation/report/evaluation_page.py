@@ -123,7 +123,7 @@ def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
 
 
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:
-    """Build the table of costs of always, never and gated retrieval."""
+    """Build the table of costs: always retrieving, never retrieving and using a gate."""
     policies = verdict.costs.policies.values()
     search_money = [cost.searches * assumptions.price_search for cost in policies]
     money = [cost.money(assumptions.prices) for cost in policies]
@@ -152,11 +152,11 @@ def _sum_seconds(cost: PolicyCost, search_seconds: float) -> float | None:
 def _make_cost_row(
     name: str, amounts: Sequence[float | None], format_amount: Callable[[float], str] = "{:,.0f}".format
 ) -> tuple[str, ...]:
-    """Make a cost row: always, never and gated retrieval, and the saving.
+    """Make a row of costs: always retrieving, never retrieving and using a gate, and the saving.
 
     Args:
         name: Name of the row.
-        amounts: Amounts per question of always, never and gated retrieval; None if unknown.
+        amounts: Amounts per question of always retrieving, never retrieving and using a gate; None if unknown.
         format_amount: Formats the amount of `SAVINGS_QUESTIONS` questions.
     """
     always, _, gated = amounts

@@ -122,7 +122,11 @@ def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
 
 
 def build_judgment_table(evaluation: Evaluation) -> TextTable:
-    """Build the table of accuracy without passages, on questions judged known and unknown."""
+    """Build the table that checks what each gate judges as known or unknown to the LLM.
+
+    Both groups of questions are answered without passages (closed-book). The LLM should be right more often on those
+    judged as known.
+    """
     measures = ("closed_if_known", "closed_if_unknown")
     gates = [gate for gate in evaluation.gates if "closed_if_known" in gate.measures]
     rows = [(gate.gate, *(format_percent_estimate(gate.measures[name]) for name in measures)) for gate in gates]

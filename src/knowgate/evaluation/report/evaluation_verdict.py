@@ -60,7 +60,7 @@ class EvaluationVerdict:
         headline: What to do.
         sentences: Why, and how certain that is.
         key_figures: The most important numbers.
-        costs: Costs of always, never and gated retrieval, and what the recommended gate saves.
+        costs: Costs of always retrieving, never retrieving and using a gate, and what the gate saves.
         note: How the recommendation was chosen.
         not_counted: Sentence about costs that are not counted; '' if there are none.
     """
@@ -127,7 +127,10 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
 def _compare_costs(
     evaluation: Evaluation, recommendation: Recommendation, assumptions: CostAssumptions
 ) -> CostComparison:
-    """Compare the costs of always, never and gated retrieval. Without a gate, always retrieving counts as gated."""
+    """Compare the costs of always retrieving, never retrieving and using the recommended gate.
+
+    If no gate is recommended, always retrieving takes its place.
+    """
     always_cost = estimate_always_cost(evaluation.table)
     never_cost = estimate_never_cost(evaluation.table)
     gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
@@ -231,11 +234,14 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _list_guarantees(evaluation: Evaluation) -> str:
-    """Say which gates have a guarantee (proof of few lost answers), or how to get one."""
+    """Say which gates have a guarantee (proof of few lost answers), or how to get one. The caller adds a period.
+
+    A guarantee holds for the threshold that a gate has stored, not for one that was chosen here.
+    Example: "This choice has no guarantee; one is stored with 'a': It loses 1 %. One is stored with 'b': It loses 2 %"
+    """
     guarantees = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
     if guarantees:
-        # Each guarantee ends with a period, so the next one begins a sentence.
-        stored = " One is stored ".join(guarantees)
+        stored = " One is stored ".join(guarantees)  # each guarantee ends with a period
         return f"This choice has no guarantee; one is stored {stored}".rstrip(".")
     if any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates):
         return "This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder"

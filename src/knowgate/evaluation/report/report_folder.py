@@ -43,7 +43,7 @@ def write_report(content: Evaluation | RunsLike, out: str | Path, *, options: Re
     Args:
         content: An evaluation, or label runs whose knowledge boundary is reported.
         out: Folder to write to.
-        options: Options as one object, instead of keywords.
+        options: Options as one object. Each option can also be given as a keyword.
 
     Returns:
         The folder.

@@ -86,7 +86,9 @@ def _describe_answer_changes(comparison: RerankerComparison, reranker: str) -> d
 
 
 def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["use", "try", "leave"]:
-    """Decide whether to use a reranker, to try it, or to leave it. 'use' needs better answers of every LLM.
+    """Decide whether to use a reranker, to try it, or to leave it.
+
+    'use' needs better answers of every LLM than with the retriever's order.
 
     Args:
         gain: Ranking measure of the reranker minus that of the retriever.

@@ -38,7 +38,7 @@ class ArbiterChoices:
     Attributes:
         name: Name of the arbiter.
         fingerprint: Fingerprint of the arbiter.
-        from_memory: Whether it chooses the closed-book answer, for each row.
+        from_memory: For each row, whether it chooses the closed-book answer, which is from the LLM's memory.
         right: Whether the chosen answer is right, for each row.
     """
 

@@ -121,7 +121,7 @@ class FittedManifest:
 
     Attributes:
         options: Options of this kind of gate or arbiter.
-        needs: Signals of the LLM that it reads, such as log-probabilities.
+        needs: Signals that it needs from the LLM, such as log-probabilities.
         model: The LLM that it was fitted on.
         prompts: Fingerprint of the answer prompts of that LLM.
         checksum: Checksum of all other fields.

@@ -144,7 +144,7 @@ class Calibration:
         chosen: Results on the questions that it was chosen on.
         held_out: Results on the held-out questions; None if there are none.
         evidence: The record of the choice that is stored in `gate.json`.
-        keys: Fingerprints of the questions that it was chosen on.
+        keys: Keys (fingerprints) of the questions that it was chosen on.
         source: The gate, its spec or its folder. If the threshold was saved, the folder that stores it.
     """
 
@@ -415,7 +415,7 @@ def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, 
 
     Args:
         n: Number of questions to choose the threshold on.
-        n_usable: The same, plus the questions that are held out to test the threshold.
+        n_usable: `n` plus the number of questions that are held out to test the threshold.
         options: Options of `calibrate`, which determine how many questions are required.
         left_out: Number of questions that cannot be used, by reason.
     """

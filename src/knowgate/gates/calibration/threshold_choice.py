@@ -8,6 +8,7 @@ on, is small and its upper confidence limit is not large either.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
@@ -80,18 +81,11 @@ class NetLoss:
 
 def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
     """Find the smallest positive number with `is_enough(number)`. All larger numbers must be enough, too."""
-    too_small = 0
     enough = 1
     while not is_enough(enough):
-        too_small = enough
         enough *= 2
-    while enough - too_small > 1:
-        middle = (too_small + enough) // 2
-        if is_enough(middle):
-            enough = middle
-        else:
-            too_small = middle
-    return enough
+    candidates = range(enough // 2 + 1, enough)  # half of `enough` is too small
+    return candidates.start + bisect_left(candidates, True, key=is_enough)
 
 
 def count_net_losses(right: BoolArray, open_right: BoolArray) -> list[NetLoss]:
@@ -259,7 +253,7 @@ def choose_for_rate(needs: FloatArray, rate: float) -> float:
         raise BadSetting(f"retrieval_rate={rate} is not allowed: it must be between 0 and 1.")
     _check_not_empty(len(needs))
     thresholds = list_candidate_thresholds(needs)
-    n_retrieved = len(needs) - np.searchsorted(np.sort(needs), thresholds, side="right")
+    n_retrieved = len(needs) - _count_skipped(needs, thresholds)
     is_within_budget = n_retrieved <= rate * len(needs) + 1e-9
     return float(thresholds[np.argmax(is_within_budget)])  # argmax returns the first True
 
@@ -274,32 +268,31 @@ def choose_for_accuracy(outcomes: GateOutcomes) -> float:
 
 
 def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
-    """Choose the highest threshold with a small loss against always retrieving.
+    """Choose the highest safe threshold below the first unsafe one.
 
-    All lower thresholds must be safe, too.
+    A threshold is safe if it loses few right answers, compared with always retrieving.
     """
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
     losses = _count_losses(outcomes, thresholds)
-    # The first threshold always retrieves and is not tested, so there is a threshold before each unsafe one.
-    unsafe = [index for index, loss in enumerate(losses) if index > 0 and not limits.accepts(loss)]
-    last_safe = unsafe[0] - 1 if unsafe else len(thresholds) - 1
-    return float(thresholds[last_safe])
+    chosen = thresholds[0]  # the first threshold always retrieves, so it counts as safe
+    for threshold, loss in zip(thresholds[1:], losses[1:], strict=True):
+        if not limits.accepts(loss):
+            break
+        chosen = threshold
+    return float(chosen)
 
 
 def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | None:
-    """Return how many questions could prove some threshold to be safe, or None.
+    """Return the smallest number of questions that could prove a threshold to be safe. None if no number could.
 
-    Thresholds that save few searches do not count.
+    Only thresholds that skip more than a few searches (`MIN_SAVING`) are tried.
     """
     thresholds = list_candidate_thresholds(outcomes.needs)
-    skipped_shares = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
-    counts = []
-    for loss, share in zip(_count_losses(outcomes, thresholds), skipped_shares, strict=True):
-        count = loss.count_required_rows(limits) if share > MIN_SAVING else None
-        if count is not None:
-            counts.append(count)
-    return min(counts, default=None)
+    saves_enough = _count_skipped(outcomes.needs, thresholds) / len(outcomes) > MIN_SAVING
+    losses = _count_losses(outcomes, thresholds[saves_enough])
+    counts = [loss.count_required_rows(limits) for loss in losses]
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLoss]:
@@ -312,7 +305,7 @@ def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLos
 def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
     """Count the harmed questions for each threshold.
 
-    A harmed question is wrong here, but right with always retrieving.
+    A harmed question is answered wrong at the threshold, but right by always retrieving.
     """
     return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, thresholds)
 
@@ -320,7 +313,7 @@ def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
 def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
     """Count the gained questions for each threshold.
 
-    A gained question is right here, but wrong with always retrieving.
+    A gained question is answered right at the threshold, but wrong by always retrieving.
     """
     always_wrong = ~outcomes.open_right  # always retrieving gives the open-book answer
     if_skipped = outcomes.closed_right & always_wrong
@@ -339,13 +332,13 @@ def _count_by_threshold(
         if_retrieved: Whether each question has the property after retrieval.
         thresholds: The thresholds.
     """
+    n_retrieved: IntArray = if_retrieved.sum() - _count_skipped(needs[if_retrieved], thresholds)
+    return _count_skipped(needs[if_skipped], thresholds) + n_retrieved
 
-    def count_skipped(values: FloatArray) -> IntArray:
-        """Count for each threshold the needs that are at most as high, so that retrieval is skipped."""
-        return np.asarray(np.searchsorted(np.sort(values), thresholds, side="right"))
 
-    n_retrieved: IntArray = if_retrieved.sum() - count_skipped(needs[if_retrieved])
-    return count_skipped(needs[if_skipped]) + n_retrieved
+def _count_skipped(needs: FloatArray, thresholds: FloatArray) -> IntArray:
+    """Count for each threshold the needs that are at most as high, so that retrieval is skipped."""
+    return np.asarray(np.searchsorted(np.sort(needs), thresholds, side="right"))
 
 
 def _check_not_empty(n: int) -> None:

@@ -59,7 +59,7 @@ class GgufOptions:
 
     Attributes:
         kind: Quantization of the file.
-        turn: Chat template of a user message.
+        turn: Chat template of one turn, that is, of a user message.
         pair: Ids of the first tokens of the words that the judge answers with, such as Yes (known) and No (unknown).
         checks: Reference prompts that show whether llama.cpp predicts the same as the original judge.
     """
@@ -77,7 +77,7 @@ class JudgeOptions:
     Attributes:
         base: Spec of the model that the judge was fine-tuned from.
         base_fingerprint: Fingerprint of that model.
-        wording: Fingerprint of its prompt templates.
+        wording: Fingerprint of the wording of its prompts.
         labels: The labels for known and unknown, such as Yes and No.
         adapter_sha256: Digest of the adapter folder, or of the folder of the fine-tuned model.
         max_tokens: Maximum length of a prompt.

@@ -170,7 +170,7 @@ def _collect_passage_terms(sentences: Sequence[_Sentence]) -> dict[int, set[str]
 
 
 def _weigh_terms(sentences: Sequence[_Sentence]) -> dict[str, float]:
-    """Return a weight for each term: rare ones weigh more (inverse sentence frequency)."""
+    """Return a weight for each term: rare ones weigh more than frequent ones (inverse sentence frequency)."""
     frequencies = Counter(term for sentence in sentences for term in sentence.terms)
     return {term: math.log(1 + len(sentences) / count) for term, count in frequencies.items()}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knowgate.data.runs.folder import RECORDED_PREFIX
+from knowgate.data.runs.folder import is_recorded_model
 from knowgate.errors import BadSetting, UnknownName, require_extra
 from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, causal_judge, encoder_judge
 from knowgate.models import load_model
@@ -274,11 +274,16 @@ def make_answer_judge_spec(prompt_name: str, base: str, bits: int = 0) -> JudgeS
         UnknownName: There is no such model. The error also names the encoders.
     """
     is_encoder = encoder_judge.is_encoder_spec(base)
-    # The model of imported answers has no weights here. Training reports that with better advice.
-    if not is_encoder and not base.startswith(RECORDED_PREFIX):
-        try:
-            load_model(base)  # checks the name; reads no weights yet
-        except UnknownName:
-            names = [*encoder_judge.ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
-            raise UnknownName("base", base, names) from None
+    # Only the name of the LLM is known for imported answers. `open_base` rejects it later and says what to use instead.
+    if not is_encoder and not is_recorded_model(base):
+        _check_base_name(base)
     return JudgeSpec(base, ANSWER_LABELS, ANSWER_PROMPTS[prompt_name].templates, bits, is_encoder)
+
+
+def _check_base_name(base: str) -> None:
+    """Raise UnknownName if there is no such model. The error also names the encoders."""
+    try:
+        load_model(base)  # reads no weights yet
+    except UnknownName:
+        names = [*encoder_judge.ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
+        raise UnknownName("base", base, names) from None

@@ -128,7 +128,7 @@ class _TrainingRun:
         examples: The training examples.
         dev: Examples to evaluate the model on after each segment (part of an epoch); may be empty.
         training: Hyperparameters.
-        work: Folder for checkpoints.
+        work: Working folder, for checkpoints.
         watch: Called with the progress.
         parameters: The trained tensors; set by `run`.
         optimizer: Their optimizer; set by `run`.

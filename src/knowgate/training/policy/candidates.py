@@ -176,7 +176,7 @@ class CandidateFitter:
     Attributes:
         evidence: The graded questions.
         base: Model that judges are fine-tuned from; None to fine-tune no judge.
-        work: Folder for checkpoints and intermediate results.
+        work: Working folder for checkpoints and intermediate results.
         watch: Called with the progress.
     """
 

@@ -50,8 +50,8 @@ class RejectedPolicy:
 
     Attributes:
         name: Gate and arbiter.
-        result: Accuracy and cost of the policy on those questions.
-        failure: What is wrong with it, as the rest of a sentence.
+        result: Accuracy and cost of the policy on the new questions.
+        failure: How the policy failed, as the rest of a sentence.
     """
 
     name: str
@@ -65,9 +65,9 @@ class PolicyChoice:
 
     Attributes:
         chosen: The chosen policy, on the questions that it was chosen on.
-        always: Always retrieving.
-        never: Never retrieving.
-        constant: The best constant policy: always, never, or always with an arbiter.
+        always: The policy that always retrieves.
+        never: The policy that never retrieves.
+        constant: The best constant policy: `always`, `never`, or `always` with an arbiter.
         reference: The policy that always retrieves and that losses are counted against; it may have an arbiter.
         tried: The best safe setting of each pair of gate and arbiter, most valuable first.
         estimate: Result of the choice by cross-validation: a policy is chosen on all folds but one and applied to that
@@ -122,10 +122,12 @@ def choose_policy(
     The gates 'always' and 'never' always take part.
 
     Args:
-        gates: The gates, with needs of questions that their models did not see.
-        closed_right: Whether each closed-book answer is right.
-        open_right: Whether each open-book answer is right.
-        arbiters: The arbiters, with choices for questions that their models did not see.
+        gates: Gates to choose from. Each gives every question a need for retrieval (0 to 1), predicted by models that
+            were not trained on the question.
+        closed_right: Whether each answer without passages (closed-book) is right.
+        open_right: Whether each answer with passages (open-book) is right.
+        arbiters: Arbiters to choose from. After retrieval, an arbiter picks one of these two answers. Its models were not
+            trained on the question either.
         folds: Fold of each question, for the estimate. Equal questions must share a fold. Default: five folds by
             position.
         options: Prices and limits.
@@ -154,7 +156,7 @@ def choose_policy(
     questions = replace(questions, reference_arbiter=_choose_reference_arbiter(questions))
     folds = np.arange(n) % DEFAULT_FOLDS if folds is None else folds
     choice = _choose(questions, folds)
-    if choice.chosen.name == ALWAYS and questions.reference_arbiter:  # always is worth more than the reference
+    if choice.chosen.name == ALWAYS and questions.reference_arbiter:  # `always` is worth more than the reference
         questions = replace(questions, reference_arbiter=NO_ARBITER)
         choice = _choose(questions, folds)
     return replace(choice, frontier=_trace_frontier(questions, choice))

@@ -172,7 +172,7 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
     both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     has_both = len(both) > 0 and len(both) >= 0.5 * len(table)
     if has_both and len(both) < len(table):
-        table = table.subset(both)  # the few rows without an answer with passages are left out
+        table = table.subset(both)  # a few rows may lack an answer that used passages
     if len(table) < MIN_GRADED_ROWS:
         raise BadInput(
             f"fitting a policy (gate and threshold) needs {MIN_GRADED_ROWS} graded questions, but the recorded answers have "

@@ -83,7 +83,7 @@ class PolicyResult:
         right: Share of right answers.
         llm_calls: LLM calls per question.
         loss: Number of right answers lost and gained compared with always retrieving.
-        reference_loss: The same compared with the reference: the best policy that always retrieves, perhaps with an
+        reference_loss: `loss`, but compared with the reference: the best policy that always retrieves, perhaps with an
             arbiter.
         value: Right answers minus the price of searches and LLM calls, per question.
         models: Number of trained models behind the policy.

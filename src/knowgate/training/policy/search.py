@@ -70,14 +70,15 @@ def fit_policy(
     watch: FitProgressCallback | None = None,
     command: str = "",
 ) -> FittedPolicy:
-    """Choose gate, arbiter and threshold from label runs, test the choice, and write one folder.
+    """Choose a policy by its results on recorded answers, test it, and write it to a folder.
 
-    Cross-validation on three quarters of the questions makes the choice. The other questions test it.
+    A policy is a gate (it decides whether to retrieve), its threshold, and perhaps an arbiter (it picks the answer with
+    or without passages). Three quarters of the questions serve to choose it, by cross-validation. The others test it.
 
     Args:
-        runs: One or more label runs of one LLM.
-        out: Folder of the policy. Use it wherever a gate is named.
-        options: Options as one object, instead of keywords.
+        runs: One or more label runs (folders of graded answers) of one LLM.
+        out: Folder to write the policy to. Its path can be given instead of the name of a gate.
+        options: Options as one object. Each option can also be given as a keyword.
         watch: Callback that receives the progress.
         command: The command line that the model card shows.
 
@@ -113,7 +114,7 @@ class TestedPolicy:
     """A fitted policy and its result on the held-out questions.
 
     Attributes:
-        result: The fitted gate.
+        result: Result of the fit: the gate.
         examples: The training data of the gate.
         threshold: Threshold of the fitted gate.
         outcomes: Needs and grades of the held-out questions.
