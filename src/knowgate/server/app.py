@@ -131,28 +131,31 @@ class EndpointApp:
                 )
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check the API key, receive the request body, and run the handler. GET and HEAD requests are never limited."""
-        service = self.service
+        """Check the API key, receive the request body, and run the handler. GET and HEAD requests need no free slot."""
         try:
             key = self._authenticate(request, trace)
-            await service.count_requests(key)
+            await self.service.count_requests(key)
             if request.method in ("GET", "HEAD"):  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
             client = identify_client(request, key)
             if request.method == "POST":
-                await service.receive_body(request, client)
-            service.active_requests.acquire(client)
+                await self.service.receive_body(request, client)
+            self.service.active_requests.acquire(client)
         except ApiError as error:
             return error.to_response()
+        return await self._run_in_slot(request, trace, partial(self.service.active_requests.release, client))
+
+    async def _run_in_slot(self, request: Request, trace: RequestTrace, release: Callable[[], None]) -> Response:
+        """Run the handler, then release the slot of the request. A stream keeps the slot until it ends."""
         response = None
         try:
             response = await self._run_handler(request, trace)
             return response
         finally:
             if isinstance(response, EventStreamResponse):
-                response.on_close = partial(service.active_requests.release, client)
+                response.on_close = release
             else:
-                service.active_requests.release(client)
+                release()
 
     def _authenticate(self, request: Request, trace: RequestTrace) -> ApiKey | None:
         """Return the API key of a request, or None. Store its rights in the trace.
@@ -252,6 +255,17 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict, gate_spec=gate_spec)
     if options.upstream is not None and not gate_service.staleness:
         load_gate_models(rag)
+    _check_draft_use(gate_service, settings, options)
+    return gate_service
+
+
+def _check_draft_use(gate_service: GateService, settings: PipelineOptions, options: ServeOptions) -> None:
+    """Check that the gate and the arbiter get the drafts (answers without passages) that they read.
+
+    Raises:
+        BadSetting: The gate or the arbiter reads drafts, but the server makes none.
+    """
+    rag = gate_service.rag
     reads_draft = not gate_service.get_signal_request(rag, RequestTrace()).is_empty
     if options.way == "question" and reads_draft:
         raise BadSetting(
@@ -265,7 +279,6 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
             f"the option `arbiter` compares draft answers, but the gate '{rag.gate.name}' works without drafts. Remove "
             "`arbiter`, or use a gate that reads drafts."
         )
-    return gate_service
 
 
 class FingerprintCachingRetriever:
@@ -372,19 +385,26 @@ class SettingsReloader:
         async with self._lock:
             try:
                 settings = await asyncio.to_thread(self._read_settings)
-                # With an upstream, the server has no LLM of its own that could change.
-                keeps_model = settings.model == self._settings.model or self._service.forwarder is not None
-                model = self._service.gate_service.rag.model if keeps_model else None
-                gate_service = await asyncio.to_thread(build_gate_service, settings, self._service.options, model)
+                gate_service = await asyncio.to_thread(self._build_gate_service, settings)
                 close_old = await self._service.replace_gate_service(gate_service, settings)
             except Exception as error:  # noqa: BLE001 - such as too many open files, which no other line would report
                 reason = error if isinstance(error, KnowgateError) else f"{type(error).__name__}: {error}"
                 log.error("The new settings cannot be used, so the old ones stay in effect: %s", reason)
                 return False
-            # Requests in progress still use the old gate service. After the deadline, all of them have ended.
-            self.loop.call_later(self._service.options.deadline, close_old)
-            self.loop.call_later(self._service.options.deadline, gc.collect)
-            gc.collect()  # closes the files of the old index now, if no request uses it
+            self._close_later(close_old)
             self._settings = settings
             log.warning("The settings were reloaded: gate %s.", gate_service.rag.gate.name)
             return True
+
+    def _build_gate_service(self, settings: PipelineOptions) -> GateService:
+        """Build a gate service with new settings. An unchanged LLM is used again."""
+        # With an upstream, the server has no LLM of its own that could change.
+        keeps_model = settings.model == self._settings.model or self._service.forwarder is not None
+        model = self._service.gate_service.rag.model if keeps_model else None
+        return build_gate_service(settings, self._service.options, model)
+
+    def _close_later(self, close_old: Callable[[], None]) -> None:
+        """Close the old gate service after the deadline. Then no request uses it any more."""
+        self.loop.call_later(self._service.options.deadline, close_old)
+        self.loop.call_later(self._service.options.deadline, gc.collect)
+        gc.collect()  # closes the files of the old index now, if no request uses it

@@ -54,22 +54,37 @@ def run_server(
         import uvicorn
 
         from knowgate.server.app import create_app
-        from knowgate.server.worker_supervisor import AnnouncedServer, WorkerSupervisor
+        from knowgate.server.worker_supervisor import AnnouncedServer
     _check_port(options)
     uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
         config = uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)
         AnnouncedServer(config, on_start).run()
         return
+    _run_workers(
+        partial(_create_worker_app, settings, options, read_settings), options.workers, uvicorn_options, on_start
+    )
+
+
+def _run_workers(
+    create_worker_app: Callable[[], Any], count: int, uvicorn_options: dict[str, Any], on_start: Callable[[], None]
+) -> None:
+    """Run several worker processes until the server is stopped. They share a temporary folder.
+
+    Raises:
+        BadSetting: No worker can start.
+    """
+    import uvicorn
+
     from knowgate.server.telemetry.snapshot import COUNTS_FILE_VARIABLE, PROBLEM_FILE_VARIABLE, SERVER_ID_VARIABLE
+    from knowgate.server.worker_supervisor import WorkerSupervisor
 
     with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         os.environ[SERVER_ID_VARIABLE], os.environ[COUNTS_FILE_VARIABLE] = uuid.uuid4().hex, f"{folder}/counts.db"
         problem_file = Path(folder, "problem.txt")
         os.environ[PROBLEM_FILE_VARIABLE] = str(problem_file)
-        create_worker_app = partial(_create_worker_app, settings, options, read_settings)
-        config = uvicorn.Config(create_worker_app, factory=True, workers=options.workers, **uvicorn_options)
+        config = uvicorn.Config(create_worker_app, factory=True, workers=count, **uvicorn_options)
         sockets = [config.bind_socket()]
         sockets[0].listen(config.backlog)
         supervisor = WorkerSupervisor(config, sockets, problem_file)

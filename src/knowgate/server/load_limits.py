@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
@@ -223,15 +223,13 @@ class CallBudget:
     clock: Callable[[], float] = time.monotonic
     shares: bool = False
     earlier_calls: Sequence[float] = ()
-    remaining: float = field(init=False)
-    _used: dict[str, float] = field(init=False, default_factory=dict)  # name of a key -> used calls of its share
-    _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Compute the number of calls at the start. Recent calls of earlier processes reduce it."""
         first_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
         unspent_calls = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))
         self.remaining = min(first_calls, unspent_calls, self._replay_earlier_calls(first_calls))
+        self._used: dict[str, float] = {}  # name of a key -> used calls of its share
         self._last_refill = self.clock()
 
     def _replay_earlier_calls(self, first_calls: float) -> float:

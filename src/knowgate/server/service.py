@@ -6,15 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
-from knowgate.pipeline.traffic_log import close_connection
 from knowgate.server import json_api, load_limits, schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
@@ -24,6 +23,7 @@ from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.chat.request_options import MODEL_PREFIX
 from knowgate.server.database import STORE_ERRORS
+from knowgate.server.learning.answers import delete_from_history
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
@@ -58,17 +58,11 @@ class Service:
     forwarder: UpstreamForwarder | None = None
     local_chat: LocalChat | None = None
 
-    access_policy: AccessPolicy = field(init=False)
     rate_limiter: RateLimiter | None = field(init=False, default=None)
     decision_log: DecisionLog | None = field(init=False, default=None)
-    recent: RecentDecisions = field(init=False)
     learner: TrafficLearner | None = field(init=False, default=None)
-    metrics: ServerMetrics = field(init=False)
     snapshot: MetricsSnapshot = field(init=False, default_factory=MetricsSnapshot)
-    snapshot_exchange: SnapshotExchange = field(init=False)
     spans: RequestSpans | None = field(init=False, default=None)
-    active_requests: RequestSlots = field(init=False)
-    unfinished_bodies: RequestSlots = field(init=False)
     upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
@@ -88,16 +82,20 @@ class Service:
             self.rate_limiter.check_store(self.access_policy.list_keys() or ())
         stores_texts = options.keep_questions or self.gate_service.rag.log is not None
         if options.decisions is not None:
-            self.decision_log = DecisionLog(
-                options.decisions,
-                stores_questions=options.keep_questions,
-                stores_keys=stores_texts,
-                retain_days=options.retain_days,
-                on_loss=self.metrics.add_lost_decisions,
-                is_shared=options.workers > 1,
-            )
+            self.decision_log = self._open_decision_log(options.decisions, stores_keys=stores_texts)
         self.snapshot_exchange = SnapshotExchange(lambda: self.get_snapshot().model_dump_json(), self.decision_log)
         self.recent = RecentDecisions(stores_texts=stores_texts)
+
+    def _open_decision_log(self, location: str, *, stores_keys: bool) -> DecisionLog:
+        """Open the decision log in a file or database. `stores_keys`: store hashes of questions."""
+        return DecisionLog(
+            location,
+            stores_questions=self.options.keep_questions,
+            stores_keys=stores_keys,
+            retain_days=self.options.retain_days,
+            on_loss=self.metrics.add_lost_decisions,
+            is_shared=self.options.workers > 1,
+        )
 
     @property
     def breakers(self) -> list[CircuitBreaker | BreakersByKey]:
@@ -187,18 +185,22 @@ class Service:
         model = self.gate_service.rag.model.name
         record = {**report, "model": model, "own_options": trace.has_own_options, "follow_up": "follow_up" in report}
         commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
-        if not self.options.durable:
+        if not self.options.durable or await self._wait_for_commit(commit, self.options.deadline - seconds):
             return response
+        if isinstance(response, EventStreamResponse):
+            await response.events.aclose()  # the stream is never sent, so it must be closed here
+            response.on_close()
+        message = "the decision could not be stored, so the response is not sent. Try again later."
+        return json_api.ApiError(503, message, "log_down", trace.headers).to_response()
+
+    async def _wait_for_commit(self, commit: Future[None], seconds_left: float) -> bool:
+        """Wait until a decision is stored, and return whether this succeeded in time."""
         try:
-            async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):
+            async with asyncio.timeout(max(MIN_COMMIT_SECONDS, seconds_left)):
                 await asyncio.shield(asyncio.wrap_future(commit))  # other requests may wait for the same future
         except STORE_ERRORS:  # these include TimeoutError
-            if isinstance(response, EventStreamResponse):
-                await response.events.aclose()  # the stream is never sent, so it must be closed here
-                response.on_close()
-            message = "the decision could not be stored, so the response is not sent. Try again later."
-            return json_api.ApiError(503, message, "log_down", trace.headers).to_response()
-        return response
+            return False
+        return True
 
     async def count_requests(self, key: ApiKey | None, count: int = 1) -> None:
         """Count requests of an API key, if it has a rate.
@@ -371,28 +373,9 @@ class Service:
     ) -> schemas.DeletionResponse:
         """Delete decisions from memory, and their question from the history. Only admins can change the history."""
         self.recent.delete(ids)
-        entry_count, is_gone = await asyncio.to_thread(self._delete_from_history, question, trace.is_admin)
-        return schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
-
-    def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
-        """Delete a question from the history. Only admin keys may do this. None means an unknown question.
-
-        Returns:
-            The number of deleted entries, and whether it is certain that the history does not have the question now.
-        """
         history = self.gate_service.rag.log
-        if history is None:
-            return 0, True
-        if question is None:
-            return 0, False
-        history.flush()  # so that entries that are not yet written are found, too
-        try:
-            ids = history.store.find_ids(question_key(question))
-            if not is_admin:
-                return 0, not ids
-            return history.store.forget(ids=ids), True
-        finally:
-            close_connection(history.store)
+        entry_count, is_gone = await asyncio.to_thread(delete_from_history, history, question, trace.is_admin)
+        return schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
 
     # --- learning and monitoring ------------------------------------------------------------------
 
@@ -430,17 +413,19 @@ class Service:
             problems.append(f"{lost} decisions could not be stored")
         if not can_read_keys:
             problems.append("the file of API keys cannot be read")
-        if self.rate_limiter is not None and self.rate_limiter.problem:
-            problems.append(self.rate_limiter.problem)
-        if self.learner is not None:
-            problems += self.learner.list_problems()
-        if worker_problem := read_worker_problem():
-            problems.append(worker_problem)
+        problems += self._list_component_problems()
         gate, stale = self.gate_service.rag.gate.name, self.gate_service.staleness
         readiness = schemas.ReadyResponse(
             ready=is_ready, breakers=states, gate=gate, stale=stale, degraded=problems, lost_decisions=lost
         )
         return json_api.json_response(readiness, 200 if is_ready else 503)
+
+    def _list_component_problems(self) -> list[str]:
+        """Return the problems of the rate limiter, the learner and the worker processes."""
+        limiter_problem = "" if self.rate_limiter is None else self.rate_limiter.problem
+        learner_problems = [] if self.learner is None else self.learner.list_problems()
+        problems = [limiter_problem, *learner_problems, read_worker_problem()]
+        return [problem for problem in problems if problem]  # "" stands for no problem
 
 
 def _get_owner_filter(trace: RequestTrace) -> str | None:

@@ -119,7 +119,7 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
             is_blank = line in BLANK_LINES
             if not (is_blank and was_blank):
                 yield line
-            parts, line_bytes, was_blank = [], 0, is_blank
+            parts, line_bytes, was_blank = [], 0, is_blank  # the next line begins
             await work.add(0)  # the bytes were counted with the chunk
     if parts:
         yield b"".join(parts)

@@ -111,7 +111,7 @@ class WorkerSupervisor(Multiprocess):
         ended = [index for index, process in enumerate(self.processes) if not self._is_alive(index, process)]
         for index in ended:
             if index not in self._start_times:
-                self._handle_end(index)
+                self._handle_end(index)  # sets the time at which a new worker starts
             if self.should_exit.is_set():
                 return
             if time.monotonic() >= self._start_times[index]:

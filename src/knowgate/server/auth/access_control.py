@@ -209,11 +209,7 @@ class RateLimiter:
             if excess <= 0:
                 transaction.execute(UPSERT_REQUESTS, (key.hash, now, count))
                 return
-        # The requests are allowed once the oldest requests, at least `excess` of them, are more than a minute old.
-        totals = accumulate(row_count for _, row_count in rows)
-        seconds = [second for (second, _), total in zip(rows, totals, strict=True) if total >= excess]
-        last_second = seconds[0] if seconds else now  # a key with too low a rate for `count` gets the longest wait
-        allowed_at = last_second + MINUTE_SECONDS + 1
+        allowed_at = _find_last_second(rows, excess, now) + MINUTE_SECONDS + 1
         self._rejections[key.hash, rate] = (count, allowed_at)
         raise _make_rate_error(rate, allowed_at - now)
 
@@ -249,6 +245,18 @@ def _fetch_last_minute(transaction: Transaction, key_hash: str, now: int) -> lis
         transaction.execute(UPSERT_REQUESTS, (key_hash, now, future_count))
     last_minute: list[tuple[int, int]] = transaction.execute(query, (key_hash,)).fetchall()
     return last_minute
+
+
+def _find_last_second(rows: Sequence[tuple[int, int]], excess: int, now: int) -> int:
+    """Return when the `excess`-th oldest request was sent. After a minute, it counts no longer.
+
+    Args:
+        rows: The requests of the last minute, as (second, count), oldest first.
+        excess: Number of requests above the limit.
+        now: Returned if there are fewer requests, for the longest wait.
+    """
+    totals = accumulate(count for _, count in rows)
+    return next((second for (second, _), total in zip(rows, totals, strict=True) if total >= excess), now)
 
 
 def _make_rate_error(rate: int, seconds: int) -> ApiError:

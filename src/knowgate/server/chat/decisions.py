@@ -134,15 +134,23 @@ async def _decide_question(
     draft: Completion | None = None
     if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
         trace.way = "draft"
-        model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
-        messages = [{"role": "user", "content": question.text}]
-        body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
-        answer = await forwarder.request_answer(ForwardedRequest(body, b"", headers, trace), rag.bound_gate, "draft")
-        if isinstance(answer, UpstreamDraft):
-            draft, trace.extra_usage = answer.completion, await measure_draft(answer, body)
-        else:
-            answer.close()
+        draft = await _request_draft(forwarder, rag, question, headers, trace)
     return await gate_service.decide(rag, question, draft, trace)
+
+
+async def _request_draft(
+    forwarder: UpstreamForwarder, rag: AdaptiveRAG, question: Question, headers: Headers, trace: RequestTrace
+) -> Completion | None:
+    """Ask the upstream for a draft (answer without passages). None if it refuses. The trace gets the token counts."""
+    model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
+    messages = [{"role": "user", "content": question.text}]
+    body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
+    answer = await forwarder.request_answer(ForwardedRequest(body, b"", headers, trace), rag.bound_gate, "draft")
+    if not isinstance(answer, UpstreamDraft):
+        answer.close()
+        return None
+    trace.extra_usage = await measure_draft(answer, body)
+    return answer.completion
 
 
 async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest, path: str) -> Response:
@@ -175,24 +183,30 @@ async def rerank_documents(
     """
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     passages = [Passage(str(index), text[:MAX_DOCUMENT_CHARS]) for index, text in enumerate(texts)]
-    ranked: list[Passage] = []
     try:
         async with limit_time(gate_service.timeout), gate_service.rerank_queue.hold(trace.owner):
-            for start in range(0, len(passages), BATCH_DOCUMENTS):
-                batch = passages[start : start + BATCH_DOCUMENTS]
-                work = partial(rerank, reranker, [request.query], [batch], len(batch))
-                ranked += (await gate_service.run_reranker(reranker, work))[0]
+            scored = await _score_in_batches(gate_service, reranker, request.query, passages)
     except Exception as error:  # noqa: BLE001 - whatever the reranker raises, the client gets a sentence
         log.warning("The reranker failed: %s", describe_error(error, gate_service.timeout))
         message = "the reranker failed or took too long. Send fewer or shorter documents, or try again later."
         raise ApiError(503, message, "reranker_down") from None
-    ranked.sort(key=lambda passage: (-(passage.score or 0.0), int(passage.id)))
-    results = [
-        {
-            "index": int(passage.id),
-            "relevance_score": passage.score,
-            **({"document": {"text": texts[int(passage.id)]}} if request.return_documents else {}),
-        }
-        for passage in ranked[: request.top_n]
-    ]
+    scored.sort(key=lambda passage: (-(passage.score or 0.0), int(passage.id)))
+    results: list[dict[str, Any]] = []
+    for passage in scored[: request.top_n]:
+        index = int(passage.id)
+        document = {"document": {"text": texts[index]}} if request.return_documents else {}
+        results.append({"index": index, "relevance_score": passage.score, **document})
     return RerankResponse.model_validate({"id": trace.id, "model": reranker.name, "results": results})
+
+
+async def _score_in_batches(
+    gate_service: GateService, reranker: Reranker, query: str, passages: Sequence[Passage]
+) -> list[Passage]:
+    """Return the passages with their relevance to a query. Searches run between two batches."""
+    scored: list[Passage] = []
+    for start in range(0, len(passages), BATCH_DOCUMENTS):
+        batch = passages[start : start + BATCH_DOCUMENTS]
+        work = partial(rerank, reranker, [query], [batch], len(batch))
+        [scored_batch] = await gate_service.run_reranker(reranker, work)
+        scored += scored_batch
+    return scored

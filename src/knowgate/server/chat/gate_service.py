@@ -204,7 +204,7 @@ class GateService:
         Args:
             rag: The pipeline with the gate.
             question: The question.
-            draft: The answer of the LLM without passages, if the gate reads drafts of an upstream.
+            draft: The upstream's answer without passages, for a gate that reads it. Otherwise None.
             trace: Trace of the request.
         """
         trace.draft = draft
@@ -214,12 +214,18 @@ class GateService:
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
             trace.decision = rag.decide(question)
             return trace.decision
+        return await self._decide_with_breaker(rag, question, draft, trace)
+
+    async def _decide_with_breaker(
+        self, rag: AdaptiveRAG, question: Question, draft: Completion | None, trace: RequestTrace
+    ) -> Decision:
+        """Run the gate, unless its circuit breaker is open. After a failure, decide to retrieve."""
         breaker = self.gate_breakers.get(trace.owner)
         if not breaker.try_acquire():
             return self.bypass_failed_gate(rag, trace, "the gate failed repeatedly and is not used for a while")
         try:
             with use_draft(draft), trace.measure("gate"):
-                decision = await self._run_gate(rag, question, draft)
+                trace.decision = await self._run_gate(rag, question, draft)
         except asyncio.CancelledError:
             breaker.record_cancellation()
             raise
@@ -227,8 +233,7 @@ class GateService:
             breaker.record_failure()
             return self.bypass_failed_gate(rag, trace, describe_error(error, self.timeout))
         breaker.record_success()
-        trace.decision = decision
-        return decision
+        return trace.decision
 
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
         """Let the gate decide. Slow decisions run in a separate thread."""
@@ -236,7 +241,7 @@ class GateService:
         has_long_draft = draft is not None and draft.n_tokens > MAX_INLINE_TOKENS
         if rag.bound_gate.is_pure and not calls_llm and not has_long_draft and _is_short(question):
             return rag.decide(question)
-        return await self.run_in_gate_thread(lambda: rag.decide(question))
+        return await self.run_in_gate_thread(partial(rag.decide, question))
 
     def bypass_stale_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Decide to retrieve, because the gate was calibrated for another LLM, prompt or index, as the reason says."""
@@ -255,35 +260,38 @@ class GateService:
         Raises:
             ApiError: 503 if the search fails and the server is strict.
         """
-        cached_rag = self._cached_rag
         search_rag = self._search_rag
         if rag.retriever is not self.rag.retriever:  # the request has its own, with a filter
             search_rag = replace(search_rag, retriever=rag.retriever)
         is_filtered = isinstance(rag.retriever, request_options.FilteredRetriever)
         lock = self._filter_lock if is_filtered else self._search_lock
-        if cached_rag is not None and not is_filtered:
+        if self._cached_rag is not None and not is_filtered:
+            search_cache = partial(self._cached_rag.retrieve, question)
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
-                unshared_lock = FairLock()
-                return await self.run_in_search_thread(lambda: cached_rag.retrieve(question), unshared_lock)
+                return await self.run_in_search_thread(search_cache, FairLock())  # a new lock: it waits for no search
         if not self.retriever_breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
             with trace.measure("retrieve"):
-                passages = await self.run_in_search_thread(lambda: search_rag.retrieve(question), lock)
+                passages = await self.run_in_search_thread(partial(search_rag.retrieve, question), lock)
         except (asyncio.CancelledError, ApiError):
             self.retriever_breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
-            is_timeout = isinstance(error, TimeoutError)
-            if is_timeout:  # the abandoned search holds the lock of its pipeline, so copy the pipeline
-                self._search_rag = replace(self._search_rag)
-            if isinstance(error, HARMLESS_ERRORS) or (is_filtered and is_timeout):
-                self.retriever_breaker.record_cancellation()
-            else:
-                self.retriever_breaker.record_failure()
+            self._record_search_error(error, is_filtered=is_filtered)
             return self.bypass_retriever(trace, describe_error(error, self.timeout))
         self.retriever_breaker.record_success()
         return passages
+
+    def _record_search_error(self, error: Exception, *, is_filtered: bool) -> None:
+        """Report a failed search to the circuit breaker. A slow filter is no fault of the retriever."""
+        is_timeout = isinstance(error, TimeoutError)
+        if is_timeout:  # the abandoned search holds the lock of its pipeline, so copy the pipeline
+            self._search_rag = replace(self._search_rag)
+        if isinstance(error, HARMLESS_ERRORS) or (is_filtered and is_timeout):
+            self.retriever_breaker.record_cancellation()
+        else:
+            self.retriever_breaker.record_failure()
 
     def bypass_retriever(self, trace: RequestTrace, reason: str) -> tuple[Passage, ...]:
         """Log that a search failed for this reason, and return no passages.

@@ -223,16 +223,13 @@ class LocalChat:
         trace.way = "in-process"
         trace.model_name = model.name
         trace.ignored_fields = _list_ignored(body)
-        loop = asyncio.get_running_loop()
-        question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
-        if isinstance(question, UngatedRequest):
-            message = f"a model in this process answers plain questions only, but {question.reason}."
-            raise ApiError(400, message, "not_a_question")
+        question = await self._extract_question(request)
         trace.set_question(question)
         options = replace(options, shares_labels=trace.shares_labels)
-        max_tokens = self.gate_service.rag.max_tokens
-        if requested_tokens := request.max_completion_tokens or request.max_tokens:
-            max_tokens = min(requested_tokens, self.options.most_tokens)
+        requested_tokens = request.max_completion_tokens or request.max_tokens
+        max_tokens = (
+            min(requested_tokens, self.options.most_tokens) if requested_tokens else self.gate_service.rag.max_tokens
+        )
         options = await self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
         progress = AnswerProgress(trace, deadline=deadline)
@@ -242,8 +239,19 @@ class LocalChat:
             # If calls of other keys can interrupt a batch, each key has batches of its own.
             owner = CLIENT.get() if can_interrupt(model) else ""
             pieces = self._generate_batched((options, max_tokens, owner), rag, question, progress)
-            return await self._respond(pieces, progress, rag)
-        return await self._respond(self._generate(rag, question, progress), progress, rag)
+        else:
+            pieces = self._generate(rag, question, progress)
+        return await self._respond(pieces, progress, rag)
+
+    async def _extract_question(self, request: LocalChatRequest) -> Question:
+        """Return the question at the end of a chat, or raise an ApiError (400) if there is none."""
+        model = self.gate_service.rag.model
+        loop = asyncio.get_running_loop()  # the model rewrites a follow-up question, in its own thread
+        question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
+        if isinstance(question, UngatedRequest):
+            message = f"a model in this process answers plain questions only, but {question.reason}."
+            raise ApiError(400, message, "not_a_question")
+        return question
 
     async def _replace_stale_gate(
         self, options: RequestOptions, max_tokens: int, question: Question, trace: RequestTrace
@@ -334,6 +342,7 @@ class LocalChat:
         reason = describe_error(error, self.options.deadline)
         failed_stage = progress.stage
         progress.stage = "gate"  # where the next attempt begins
+        # A pipeline that never retrieves runs no gate and no search, so only the model can have failed.
         never_retrieves = rag.gate.name == "never" and not rag.shadow
         if progress.has_text or failed_stage == "answer" or never_retrieves:
             log.error("The model failed: %s", reason)

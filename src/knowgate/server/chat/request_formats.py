@@ -102,14 +102,7 @@ def insert_passages(
         ApiError: 400 if the client's own documents are not a list.
     """
     if placement == "documents":
-        own_documents = body.get("documents") or []
-        if not isinstance(own_documents, list):
-            raise ApiError(
-                400, "the field 'documents' must be a list, because passages are added to it.", "invalid_type"
-            )
-        documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
-        escaped = [templates.escape_values("", _escape_tags(document)) for document in documents]
-        return {**body, "documents": [*own_documents, *escaped]}
+        return _add_documents(body, passages)
     messages = list(body["messages"])
     language = templates.detect_language(str(messages[-1].get("content")))
     block = format_passages(passages, language, cites=cites and not wants_json(body))
@@ -244,6 +237,17 @@ def _to_chat_content(content: Any) -> Any:
         chat_type = TEXT_PART_TYPES.get(str(part.get("type"))) if isinstance(part, dict) else None
         parts.append({**part, "type": chat_type} if chat_type else part)
     return parts
+
+
+def _add_documents(body: Mapping[str, Any], passages: Sequence[Passage]) -> dict[str, Any]:
+    """Return a copy of a chat request with passages after the client's own documents. See `insert_passages`."""
+    own_documents = body.get("documents") or []
+    if not isinstance(own_documents, list):
+        message = "the field 'documents' must be a list, because passages are added to it."
+        raise ApiError(400, message, "invalid_type")
+    documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
+    escaped = [templates.escape_values("", _escape_tags(document)) for document in documents]
+    return {**body, "documents": [*own_documents, *escaped]}
 
 
 def _insert_into_input(

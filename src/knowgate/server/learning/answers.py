@@ -21,13 +21,13 @@ from typing import Any
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
 from knowgate.errors import KnowgateError, ModelError
 from knowgate.gates.calibration.changed_answers import answers_differ
 from knowgate.labels.grading import parse_verdict
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.pipeline.traffic_log import TrafficLog, close_connection
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.json_api import load_json
 from knowgate.server.streaming import EventStreamResponse, parse_event_data
@@ -307,3 +307,23 @@ class HistoryLabeler:
         except KnowgateError as error:
             log.warning("A label could not be stored: %s", error)
             return None
+
+
+def delete_from_history(history: TrafficLog | None, question: str | None, is_admin: bool) -> tuple[int, bool]:
+    """Delete a question from the history. Only admin keys may do this. None means an unknown question.
+
+    Returns:
+        The number of deleted entries, and whether it is certain that the history does not have the question now.
+    """
+    if history is None:
+        return 0, True
+    if question is None:
+        return 0, False
+    history.flush()  # so that entries that are not yet written are found, too
+    try:
+        ids = history.store.find_ids(question_key(question))
+        if not is_admin:
+            return 0, not ids
+        return history.store.forget(ids=ids), True
+    finally:
+        close_connection(history.store)

@@ -277,14 +277,13 @@ class Auditor:
     async def _audit(self, job: AuditJob) -> None:
         """Compare the answers with and without passages, and store whether they differ.
 
-        A sent answer with passages has no loss.
+        The loss is 1 if skipping retrieval changed the answer. A client that got the answer with passages lost nothing.
         """
-        kind = LOSS if job.may_have_changed_answer else LABEL
+        kind = LOSS
         if not job.may_have_changed_answer:
             await self._store_result(job, LOSS, 0.0)
-            stores_labels = self.labeler.history is not None and job.trace.shares_labels
-            can_get_closed_answer = job.closed_answer is not None or stores_labels
-            if job.open_answer is None or not can_get_closed_answer:
+            kind = LABEL  # comparing the answers can still give a label
+            if not self._can_label(job):
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:
@@ -292,11 +291,19 @@ class Auditor:
             return
         lost = float(await self._answers_differ(job, closed_answer, open_answer))
         self.recent.update(job.trace.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
-        label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
+        await self._store_label(job, KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN)
+        await self._store_result(job, kind, lost, closed_answer, open_answer)
+
+    def _can_label(self, job: AuditJob) -> bool:
+        """Return whether a request that was answered with passages can give a label."""
+        stores_labels = self.labeler.history is not None and job.trace.shares_labels
+        return job.open_answer is not None and (job.closed_answer is not None or stores_labels)
+
+    async def _store_label(self, job: AuditJob, label: KnowledgeLabel) -> None:
+        """Add a new label to the history, unless the decision was deleted meanwhile."""
         is_new_label = job.trace.shares_labels and label != job.earlier_label
         if is_new_label and self.store is not None and not await self.store.is_deleted(job.trace.id):
             self.labeler.add(job.question, label, LabelSource.AGREEMENT)
-        await self._store_result(job, kind, lost, closed_answer, open_answer)
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
         """Return the answers without and with passages. Generate the missing one, or None after a failure."""

@@ -42,6 +42,7 @@ from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
+from knowgate.types import Gate
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ def _arm_to_json(arm: ExperimentArm, audits: dict[str, int]) -> dict[str, Any]:
 def _get_full_draft(trace: RequestTrace) -> str | None:
     """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned."""
     draft, request = trace.draft, trace.client_request
+    # A streamed draft is read only as far as the gate needs it. On other paths than chats, a short draft is requested.
     may_be_partial = request is not None and (bool(request.body.get("stream")) or request.path != CHAT_PATH)
     if draft is None or (may_be_partial and not draft.finished):
         return None
@@ -241,14 +243,7 @@ def build_learner(
     _check_options(options)
     if not (options.audit or options.gate_b or options.shadow or options.canary is not None or settings.log):
         return None
-    arms = {"a": _build_arm("a", gate_service.rag, gate_service.gate_spec, options)}
-    if options.gate_b is not None:
-        second = _build_second_pipeline(settings, options, gate_service.rag)
-        arms["b"] = _build_arm("b", second, str(options.gate_b), options)
-    canary = 1.0 if options.canary is None else options.canary
-    if options.shadow:
-        canary = 0.0
-    experiment = Experiment(arms, options.share_b if "b" in arms else 0.0, canary)
+    experiment = _build_experiment(settings, options, gate_service)
     labeler = HistoryLabeler(gate_service.rag, gate_service.rag.log)
     store = AuditStore(decisions) if decisions is not None else None
     answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
@@ -267,6 +262,19 @@ def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudge
     call_ages = sorted(audit_ages * calls_per_audit)
     own_call_ages = call_ages[:: options.workers]
     return CallBudget(calls_per_hour, shares=options.keys is not None, earlier_calls=own_call_ages)
+
+
+def _build_experiment(settings: PipelineOptions, options: ServeOptions, gate_service: GateService) -> Experiment:
+    """Build the A/B test. Without a second gate, it has only the arm "a"."""
+    arms = {"a": _build_arm("a", gate_service.rag, gate_service.gate_spec, options)}
+    share_b = 0.0
+    if options.gate_b is not None:
+        second = _build_second_pipeline(settings, options, gate_service.rag)
+        arms["b"] = _build_arm("b", second, str(options.gate_b), options)
+        share_b = options.share_b
+    if options.shadow:
+        return Experiment(arms, share_b, canary=0.0)  # no request follows the gate
+    return Experiment(arms, share_b, canary=1.0 if options.canary is None else options.canary)
 
 
 def _check_options(options: ServeOptions) -> None:
@@ -371,11 +379,10 @@ def _warn_if_constant(rag: AdaptiveRAG, options: ServeOptions) -> None:
 
 def _compute_scope(rag: AdaptiveRAG) -> str:
     """Return a hash of gate, LLM, index and so on. Stored audits count only for the same hash."""
-    manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
     arbiter = rag.bound_arbiter
     parts = (
         rag.gate.name,
-        json.dumps(manifest, sort_keys=True, default=str),
+        _dump_manifest(rag.gate),
         f"{rag.used_threshold}",
         f"{rag.k}",
         str(rag.retriever.fingerprint if rag.retriever else ""),
@@ -383,12 +390,15 @@ def _compute_scope(rag: AdaptiveRAG) -> str:
         rag.prompts.fingerprint,
         f"{arbiter.fingerprint} {arbiter.makes_drafts}" if arbiter else "",
     )
-    second_look: Mapping[str, Any] = (
-        rag.second_look.artifact.manifest if isinstance(rag.second_look, FittedGate) else {}
-    )
     # These are left out if they are not used, so that audits of earlier versions still count.
     filters = [
         f"{rag.reranker.fingerprint} {rag.rerank_margin}" if rag.reranker else "",
-        json.dumps(second_look, sort_keys=True, default=str) if second_look else "",
+        _dump_manifest(rag.second_look) if isinstance(rag.second_look, FittedGate) else "",
     ]
     return sha256_text(*parts, *filter(None, filters))[:16]
+
+
+def _dump_manifest(gate: Gate) -> str:
+    """Return the manifest (metadata of the training) of a fitted gate as JSON. Other gates have none."""
+    manifest = gate.artifact.manifest if isinstance(gate, FittedGate) else {}
+    return json.dumps(manifest, sort_keys=True, default=str)

@@ -11,7 +11,7 @@ cannot switch the gate off for the others.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from knowgate.gates.artifacts.drift import FAR_DISTANCE, MIN_REPORTED_SHARE
@@ -57,30 +57,21 @@ class LossMonitor:
     max_changed: float | None = None
     delta: float = 0.05
     test_delta: float | None = None
-    loss: MeanConfidenceSequence = field(init=False)
-    far: MeanConfidenceSequence = field(init=False)
-    drift_test: GuaranteeTest = field(init=False)
-    failed: int = field(init=False)
-    _highest: MeanConfidenceSequence = field(init=False)  # counts failed audits as changed answers
-    _lowest: MeanConfidenceSequence = field(init=False)  # counts failed audits as unchanged answers
-    _test: GuaranteeTest | None = field(init=False)
-    _keys: dict[str, KeyAudits] = field(init=False)
-    _drift_tests: dict[str, GuaranteeTest] = field(init=False)  # by the name of the API key
 
     def __post_init__(self) -> None:
         self.reset_loss()
         self.far = MeanConfidenceSequence(self.delta)
         self.drift_test = GuaranteeTest(MIN_REPORTED_SHARE, self.delta)
-        self._drift_tests = {}
+        self._drift_tests: dict[str, GuaranteeTest] = {}  # by the name of the API key
 
     def reset_loss(self) -> None:
         """Discard the results of all audits, and clear the alarms."""
         self.loss = MeanConfidenceSequence(self.delta)
         self.failed = 0
-        self._highest = MeanConfidenceSequence(self.delta)
-        self._lowest = MeanConfidenceSequence(self.delta)
+        self._highest = MeanConfidenceSequence(self.delta)  # counts failed audits as changed answers
+        self._lowest = MeanConfidenceSequence(self.delta)  # counts failed audits as unchanged answers
         self._test = self._create_test()
-        self._keys = {}
+        self._keys: dict[str, KeyAudits] = {}
 
     def _create_test(self) -> GuaranteeTest | None:
         """Create a test whether more than `max_changed` of the answers change. None if there is no such limit."""

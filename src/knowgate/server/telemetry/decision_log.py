@@ -143,6 +143,10 @@ class DecisionLog:
         key = question_key(question) if self.stores_keys and question is not None else None
         source_keys = tuple(map(question_key, source_questions)) if self.stores_keys else ()
         row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key, source_keys)
+        return self._enqueue(row)
+
+    def _enqueue(self, row: DecisionRow) -> Future[None]:
+        """Queue a row for writing, and return the future of its commit. A full queue loses the row."""
         with self._lock:
             is_full = len(self._pending) + self._n_writing >= MAX_PENDING_ROWS
             if not is_full:

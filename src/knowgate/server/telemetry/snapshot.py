@@ -26,7 +26,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.types import DecisionNote
+from knowgate.types import Decision, DecisionNote
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,11 @@ class DecisionTotals(BaseModel):
             self.with_passages += 1
             self.passage_tokens += passage_tokens
             self.search_seconds += sum(trace.milliseconds.get(stage, 0.0) for stage in RETRIEVAL_STAGES) / 1000
-        if not trace.decision.retrieve:
-            return
+        if trace.decision.retrieve:
+            self._add_discarded_draft(trace)
+
+    def _add_discarded_draft(self, trace: RequestTrace) -> None:
+        """Add the cost of the draft of a request that retrieved, if there was one."""
         self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS  # adds 1 if there was a draft
         if trace.draft is None:  # there was no draft, or only the arbiter read it
             self.draft_tokens += trace.extra_usage.completion
@@ -177,17 +180,21 @@ class MetricsSnapshot(BaseModel):
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:  # an arm is a gate of an A/B test; "" has the sums over all requests
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
-        # The need is the score of the gate, from 0 (the LLM knows the answer) to 1 (it does not). The histogram leaves
-        # out decisions that the gate did not make, and requests with options of their own, such as a threshold.
+        # The histogram leaves out decisions that the gate did not make, and requests with options of their own, such as
+        # a threshold.
         if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
-            needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
-            needs[min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1
+            self._count_need(trace.decision)
         counts = self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])
         counts[0 if trace.decision.retrieve else 1] += 1
         if len(self.minutes) > MINUTES_SHOWN:
             del self.minutes[min(self.minutes)]
         for stage, milliseconds in {**trace.milliseconds, "total": 1000 * seconds}.items():
             self.times.setdefault(stage, deque(maxlen=MAX_STAGE_TIMES)).append(milliseconds)
+
+    def _count_need(self, decision: Decision) -> None:
+        """Add a decision to the histogram of needs: 0 if the LLM knows the answer, 1 if it does not."""
+        needs = self.retrieved_needs if decision.retrieve else self.skipped_needs
+        needs[min(NEED_BINS - 1, int(decision.need * NEED_BINS))] += 1
 
     def combine(self, serialized: Sequence[str]) -> MetricsSnapshot:
         """Return these statistics combined with those of other processes.

@@ -76,13 +76,10 @@ class RequestSpans:
         end = time.time_ns()
         start = end - int((time.perf_counter() - trace.start) * NANOSECONDS)
         http: dict[str, Any] = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
-        request_span = self._tracer.start_span(
-            f"{method} {route}",
-            extract(dict(headers)),
-            SpanKind.SERVER,
-            {**http, **_describe_decision(trace)},
-            start_time=start,
-        )
+        attributes = {**http, **_describe_decision(trace)}
+        parent = extract(dict(headers))
+        name = f"{method} {route}"
+        request_span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=start)
         if status >= 500:
             request_span.set_status(Status(StatusCode.ERROR))
         context = set_span_in_context(request_span)

@@ -231,10 +231,6 @@ class UpstreamClient:
         except (ClientError, OSError):
             self.breaker.trip()
 
-    def record_body(self) -> None:
-        """Report to the circuit breaker that a response arrived completely, or that a stream started."""
-        self.breaker.record_success()
-
     def record_body_error(self, error: BaseException, response: aiohttp.ClientResponse) -> ApiError:
         """Return the client's error for an unreadable response body. Timeouts also count for the circuit breaker."""
         if isinstance(error, TimeoutError):
@@ -270,7 +266,7 @@ class UpstreamClient:
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         try:
             content = await read_content(response)
-            self.record_body()
+            self.breaker.record_success()
             parsed = await run_for_size(len(content), lambda: parse_upstream_json(content))
             models = parsed["data"]
         except (InvalidResponse, KeyError, TypeError, ClientError):
@@ -352,14 +348,14 @@ async def forward_stream(
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
             if line in streaming.BLANK_LINES:
-                upstream.record_body()
+                upstream.breaker.record_success()
                 yield b"".join(event)
                 event = []
                 size = 0
             elif size > streaming.MAX_EVENT_BYTES:
                 message = f"the stream has an event of more than {streaming.MAX_EVENT_BYTES:,} bytes"
                 raise InvalidResponse(message)
-        upstream.record_body()
+        upstream.breaker.record_success()
         if event:
             yield b"".join([*event, b"\n\n"])
         yield end.format_missing_events()

@@ -193,12 +193,11 @@ async def _read_stream(
     async for line in remaining_lines:
         draft.lines.append(line)
         byte_count += len(line)
-        await response_body.run_for_size(len(line), functools.partial(check_chunk, line))
-        chunk = await response_body.run_for_size(len(line), functools.partial(parse_event_data, line))
+        chunk = await response_body.run_for_size(len(line), functools.partial(_parse_line, line))
         if chunk is None:
             continue
-        if _calls_tool(chunk):
-            draft.calls_tool = True
+        draft.calls_tool = _calls_tool(chunk)
+        if draft.calls_tool:
             return draft
         try:
             answer.add(chunk)
@@ -209,6 +208,12 @@ async def _read_stream(
     draft.has_ended = answer.finish_reason is not None
     draft.completion = await response_body.run_for_size(byte_count, lambda: _join_pieces(answer))
     return draft
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """Check a line of a stream, and return its JSON object. None for other lines, such as [DONE]."""
+    check_chunk(line)
+    return parse_event_data(line)
 
 
 def _join_pieces(answer: StreamedResponse) -> Completion | None:

@@ -121,7 +121,7 @@ class UpstreamForwarder:
             trace.way = "race" if self.options.way == "race" else "draft"
             if trace.way == "race" or trace.decision is not None:  # search while the upstream generates the draft
                 search = BackgroundSearch(self.gate_service, rag, question)
-            needs_passages = False
+            needs_passages = False  # otherwise the search is cancelled, also after an error
             try:
                 response = await self._answer_with_draft(request, rag, question)
                 if response is not None:
@@ -300,7 +300,7 @@ class UpstreamForwarder:
         except BaseException:
             response.close()
             raise
-        self.upstream.record_body()
+        self.upstream.breaker.record_success()
         if body is not request.upstream_body:  # log-probabilities were added to it
             answer.hide_logprobs = drafts.make_logprobs_filter(request.body)
         return answer
@@ -337,7 +337,7 @@ async def forward_response(
     """
     try:
         content = await read_content(response)
-        upstream.record_body()
+        upstream.breaker.record_success()
         if response.status == 200 and annotates_body:
             await parse_completion(content)
             content = await run_for_size(len(content), lambda: drafts.annotate_body(content, trace))
