@@ -47,7 +47,7 @@ def eval_(
     output: OutputOptions,
     runs: Annotated[
         list[Path] | None,
-        path_option("RUN", "Label run to evaluate on (recorded answers). Repeatable.", "--labels"),
+        path_option("RUN", "Folder of recorded answers (label run) to evaluate gates on. Repeatable.", "--labels"),
     ] = None,
     gates: GatesOption = None,
 ) -> None:

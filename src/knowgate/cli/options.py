@@ -103,7 +103,8 @@ GatesOption = Annotated[
 ]
 LangOption = Annotated[str | None, typer.Option("--lang", help="Language of the prompts: en or zh. Default: detected.")]
 PromptsOption = Annotated[
-    Path | None, path_option("free|FILE", "Wording of the prompts: free (long answers), or a TOML file.", "--prompts")
+    Path | None,
+    path_option("free|FILE", "Wording of the prompts: `free` (for long answers), or a TOML file.", "--prompts"),
 ]
 
 

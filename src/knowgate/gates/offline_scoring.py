@@ -439,7 +439,7 @@ def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str
         raise BadInput(
             "no question is left to evaluate, because the gates were fitted on all of them. Record answers to other questions "
             "with `knowgate label`.",
-            brief="no question is left",
+            brief="the gates were fitted on all of the questions",
         )
     unseen = table.subset(np.flatnonzero(~is_seen))
     return unseen.with_changes(left_out={**table.left_out, "seen by a gate": int(is_seen.sum())})

@@ -88,8 +88,8 @@ class PipelineOptions(DecisionOptions):
     )
     arbiter: PlainText | None = option(
         None,
-        "Arbiter that chooses, after retrieval, between the answers from memory and with passages: the folder of a fitted "
-        "arbiter, rules, or none. Default: the arbiter of the policy, else rules.",
+        "Arbiter that chooses, after retrieval, between the answer from memory and the answer with passages: the folder of a "
+        "fitted arbiter, `rules`, or `none`. Default: the arbiter of the policy, else `rules`.",
     )
     second_look: PlainText | None = option(
         None,

@@ -128,7 +128,7 @@ class ServeOptions(Options):
     )
     shadow: bool = option(False, "Always retrieve, and only log what the gate would decide.")
     canary: Share | None = option(
-        None, "Share of requests that follow the decision of the gate. All others retrieve. Default: all follow."
+        None, "Share of requests for which the gate decides. The server always retrieves for the others. Default: 1."
     )
     gate_b: str | None = option(None, "Second gate for an A/B test: its name or its folder. It has its own statistics.")
     threshold_b: Share | None = option(

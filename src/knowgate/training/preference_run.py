@@ -56,7 +56,7 @@ class PreferenceOptions(Options):
     )
     candidates: int = option(20, "Number of candidate passages per question.", ge=2)
     top: Count = option(
-        DEFAULT_TOP, "Maximum number of helpful passages to keep per question, and of passages that do not help."
+        DEFAULT_TOP, "Maximum number of passages per question to keep of each kind: helpful ones and others."
     )
     cut: Count | None = option(
         None,
