@@ -472,9 +472,13 @@ def test_shadow_mode_collects_both_answers_of_requests_that_the_gate_retrieves_f
     assert ask(address).json()["knowgate"]["notes"] == []  # the gate itself retrieves
     wait_until(lambda: get_arms(address)["a"]["audits"].get("label"))
     assert len(stub.bodies) == 2  # the draft and the answer
-    with sqlite3.connect(tmp_path / "d.db") as database:
-        rows = database.execute("SELECT kind, lost, closed IS NOT NULL, opened IS NOT NULL FROM audits").fetchall()
-    assert rows == [("loss", 0.0, 0, 0), ("label", 1.0, 1, 1)]
+
+    def read_audits():
+        with sqlite3.connect(tmp_path / "d.db") as database:
+            return database.execute("SELECT kind, lost, closed IS NOT NULL, opened IS NOT NULL FROM audits").fetchall()
+
+    wait_until(lambda: len(read_audits()) == 2)  # they are written a moment after they are counted
+    assert read_audits() == [("loss", 0.0, 0, 0), ("label", 1.0, 1, 1)]
 
 
 def test_shadow_mode_retrieves_even_if_a_rule_would_skip(serve, tmp_path):
