@@ -64,6 +64,19 @@ def test_a_second_llm_call_for_each_draft_that_is_retrieved_is_subtracted_from_t
     assert result.savings["money"].always == pytest.approx(4 * 0.007)
 
 
+def test_a_search_that_began_before_the_decision_is_not_saved():
+    events = [replace(event(need), always_searches=True) for need in (0.1, 0.2, 0.8)]
+    result = line(events, 0.5, Prices(search=0.005))
+    assert result.savings["retrievals"] == SavedAmount(0, 3)
+    assert result.savings["money"].saved == 0
+    assert result.retrieved == 1
+
+
+def test_a_separate_draft_is_an_extra_call_for_every_question():
+    events = [replace(event(need), has_draft=False, extra_calls=1.0) for need in (0.1, 0.2, 0.3, 0.8)]
+    assert line(events, 0.5).savings["llm_calls"] == SavedAmount(-4, 4)
+
+
 @pytest.mark.parametrize("prices", [{"llm_call": 0.3}, {"token": 0.01}, {"gpu_hour": 5.0}])
 def test_replay_and_cost_give_the_same_money(prices):
     prices = Prices(search=0.2, **prices)

@@ -252,7 +252,7 @@ def test_a_single_decision_is_logged_with_its_question_and_a_list_is_not(serve, 
     ("gate", "upstream", "question", "way"),
     [
         ("always", True, UNKNOWN, "question"),
-        ("logprob:first", True, UNKNOWN, "draft"),
+        ("logprob:first", True, UNKNOWN, "separate-draft"),
         ("logprob:first", True, "Thanks!", "question"),
         ("never", False, UNKNOWN, "in-process"),
     ],
@@ -267,7 +267,7 @@ def test_decide_reports_what_the_gate_read(serve, gate, upstream, question, way)
 def test_a_completion_with_a_draft_reports_the_draft(serve):
     address, _ = serve(gate="logprob:first")
     reply = httpx.post(f"{address}/v1/completions", json={"model": "m", "prompt": UNKNOWN})
-    assert reply.headers["x-knowgate-way"] == "draft"
+    assert reply.headers["x-knowgate-way"] == "separate-draft"
 
 
 def test_decide_asks_the_upstream_for_as_many_tokens_as_the_gate_reads(serve, stub):

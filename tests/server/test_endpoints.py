@@ -72,6 +72,17 @@ def test_metrics_count_decisions_without_text_of_questions(serve):
     assert "Babakoland" not in text
 
 
+def test_many_requests_for_metrics_share_one_text(serve, monkeypatch):
+    address, app = serve(gate="always")
+    metrics = app.state.service.metrics
+    format_once, calls = metrics.format, []
+    monkeypatch.setattr(metrics, "format", lambda learner: calls.append(1) or format_once(learner))
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda _: httpx.get(f"{address}/metrics"), range(40)))
+    assert {reply.status_code for reply in replies} == {200}
+    assert len(calls) < 20
+
+
 # --- forwarding and reranking -------------------------------------------------------------------
 
 

@@ -45,6 +45,18 @@ def test_questions_that_the_gate_would_skip_are_counted():
     assert (totals["retrieved"], totals["skipped"], totals["would_skip"]) == (2, 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("way", "saved", "extra_calls"), [("question", 3, 0), ("draft", 3, 1), ("race", 0, 1), ("separate-draft", 3, 4)]
+)
+def test_raced_searches_are_not_saved_and_separate_drafts_are_extra_calls(way, saved, extra_calls):
+    totals = snapshots.DecisionTotals()
+    for retrieve in (True, False, False, False):
+        trace = RequestTrace(way=way, decision=Decision(retrieve, 0.5, 0.5, "logprob", ""))
+        totals.add_request(trace, 0.0)
+    figures = totals.to_json(ServeOptions())
+    assert (figures["saved"]["retrievals"], figures["extra_llm_calls"]) == (saved, extra_calls)
+
+
 def test_unreadable_statistics_of_other_workers_are_ignored(caplog):
     snapshot = MetricsSnapshot()
     count(snapshot, retrieve=True)

@@ -195,7 +195,7 @@ def _format_known(result: replay.ReplayResult) -> str:
     The risk is known only for these questions.
     """
     saving = result.savings["retrievals"]
-    n_skipped = 0 if saving is None else round(saving.saved)
+    n_skipped = 0 if saving is None else round(saving.always) - result.retrieved
     if not n_skipped:
         return "-"
     return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})"

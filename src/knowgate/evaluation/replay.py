@@ -191,6 +191,7 @@ class TrafficEvent:
         extra_calls: LLM calls of the gate besides the draft, such as samples.
         has_draft: Whether an answer is drafted before the decision; None if that is not recorded.
         right: Which answers are correct; None in a log, whose answers are not graded.
+        always_searches: Whether the search began before the decision, so that skipping does not save it.
     """
 
     need: float
@@ -203,16 +204,12 @@ class TrafficEvent:
     extra_calls: float = 0.0
     has_draft: bool | None = None
     right: AnswerGrades | None = None
+    always_searches: bool = False
 
 
 @dataclass(frozen=True)
 class SavedAmount:
-    """What a gate saves of an amount, such as tokens, compared with always retrieving.
-
-    Attributes:
-        saved: Amount saved; negative if the gate takes more.
-        always: Amount that always retrieving takes.
-    """
+    """What a gate saves of an amount; negative if it takes more. `always` is what always retrieving takes."""
 
     saved: float
     always: float
@@ -339,7 +336,7 @@ def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> d
     always = measure_always_cost(traffic)
     gated = measure_gated_cost(traffic, retrieve)
     return {
-        "retrievals": SavedAmount(n - int(retrieve.sum()), n),
+        "retrievals": SavedAmount(n - round(n * gated.searches), n),
         "llm_calls": _make_saving(always.calls, gated.calls, n),
         "tokens": _make_saving(always.money(TOKEN_COUNT), gated.money(TOKEN_COUNT), n),
         "seconds": _make_saving(always.seconds, gated.seconds, n),
@@ -385,7 +382,9 @@ def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
         answering = np.where(retrieve, traffic.costs["opened"][measure], traffic.costs["closed"][measure])
         costs[measure] = traffic.costs["reading"][measure] + answering
     calls = _count_gated_calls(traffic, retrieve)
-    return _average_costs(traffic, retrieve, costs, calls, has_arbiter=True)
+    cost = _average_costs(traffic, retrieve, costs, calls, has_arbiter=True)
+    is_searched = retrieve | [event.always_searches for event in traffic.events]
+    return replace(cost, searches=float(is_searched.mean()))
 
 
 def _average_costs(

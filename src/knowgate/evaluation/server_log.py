@@ -27,7 +27,9 @@ from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 SERVER_DECISION_STAGES = ("read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
-DRAFT_BY_WAY = {"question": False, "draft": True, "race": True}  # unknown for an LLM in the process of the server
+SEPARATE_DRAFT = "separate-draft"  # the way of requests whose draft is read by the gate and never sent
+# Whether the draft is the answer to a skipped question. Unknown for an LLM in the process of the server.
+DRAFT_BY_WAY = {"question": False, "draft": True, "race": True, SEPARATE_DRAFT: False}
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
@@ -382,11 +384,14 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     # they apply only to questions that the gate skips.
     losses = [lost for kind, lost in audits if kind == "label" or skips]
     retrieved = bool(record["retrieve"])
+    way = str(record.get("way"))
     event = TrafficEvent(
         rule_need if record.get("rule") else float(record["need"]),
         retrieved,
         reading=EventCost(seconds=reading_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
-        has_draft=DRAFT_BY_WAY.get(str(record.get("way"))),
+        extra_calls=float(way == SEPARATE_DRAFT),
+        has_draft=DRAFT_BY_WAY.get(way),
+        always_searches=way == "race",
     )
     return replace(event, opened=answering) if retrieved else replace(event, closed=answering)

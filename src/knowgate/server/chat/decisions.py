@@ -23,7 +23,7 @@ from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOption
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.trace import SEPARATE_DRAFT, RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 from knowgate.types import Completion, Decision, Passage, Question, Reranker
@@ -126,14 +126,14 @@ async def _decide_question(
     """Decide whether a question needs retrieval. Rules come first, then the gate, with a draft if needed."""
     if forwarder is None:
         trace.way = "in-process"
-    elif trace.way != "draft":
+    elif trace.way != SEPARATE_DRAFT:
         trace.way = "question"
     decision = await gate_service.apply_rules(rag, question, list_time)
     if decision is not None:
         return decision
     draft: Completion | None = None
     if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
-        trace.way = "draft"
+        trace.way = SEPARATE_DRAFT
         draft = await _request_draft(forwarder, rag, question, headers, trace)
     return await gate_service.decide(rag, question, draft, trace)
 

@@ -5,7 +5,9 @@ The labels have few different values (routes, statuses, gates), and never contai
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -18,6 +20,7 @@ from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 
+FORMAT_SECONDS = 0.2  # pause between two times that the metrics are formatted
 DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Name of a gauge -> its description, and the function that reads its value (None: no value yet).
 ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
@@ -47,6 +50,8 @@ class ServerMetrics:
     def __init__(self, breakers: list[CircuitBreaker | BreakersByKey]):
         self.registry = CollectorRegistry()
         self.breakers = breakers
+        self._formatting: asyncio.Task[bytes] | None = None  # requests wait for it together
+        self._next_format = 0.0  # earliest time of `time.monotonic`
         self.requests = self._counter("requests", "Requests by route and status.", ["route", "status"])
         labels = ["decision", "reason", "gate", "way"]
         self.decisions = self._counter(
@@ -110,6 +115,20 @@ class ServerMetrics:
         metrics = [metric for metric in self._get_combined_registry().collect() if metric.name == "knowgate_audits"]
         samples = [sample for metric in metrics for sample in metric.samples if sample.name == "knowgate_audits_total"]
         return {sample.labels["result"]: int(sample.value) for sample in samples if sample.labels["arm"] == arm}
+
+    async def format_shared(self, learner: TrafficLearner | None) -> bytes:
+        """Return all metrics as `format` does, formatted once for all requests that wait for them."""
+        if self._formatting is None:
+            self._formatting = asyncio.create_task(self._format_after_pause(learner))
+        return await asyncio.shield(self._formatting)
+
+    async def _format_after_pause(self, learner: TrafficLearner | None) -> bytes:
+        """Format the metrics, but not more often than every `FORMAT_SECONDS`. Other requests run in between."""
+        await asyncio.sleep(max(0.0, self._next_format - time.monotonic()))
+        self._formatting = None  # later requests get newer metrics
+        text = self.format(learner)
+        self._next_format = time.monotonic() + FORMAT_SECONDS
+        return text
 
     def format(self, learner: TrafficLearner | None) -> bytes:
         """Return all metrics in the text format of Prometheus.

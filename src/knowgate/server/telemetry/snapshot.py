@@ -25,7 +25,7 @@ from knowgate.evaluation.replay import PolicyCost
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.trace import SEPARATE_DRAFT, RequestTrace
 from knowgate.types import Decision, DecisionNote
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ MINUTES_SHOWN = 60
 MINUTE_SECONDS = 60.0
 MAX_RECENT_DECISIONS = 500
 MAX_STAGE_TIMES = 200  # timings stored for each stage
-DRAFT_WAYS = ("draft", "race")  # ways to answer that begin with a draft of the upstream
+DRAFT_WAYS = ("draft", "race", SEPARATE_DRAFT)  # ways to answer that begin with a draft of the upstream
 RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
 # Environment variables that the parent process sets for the workers.
 SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
@@ -65,7 +65,8 @@ class DecisionTotals(BaseModel):
         passage_tokens: Estimated number of tokens of these passages.
         draft_seconds: Time that discarded drafts took.
         draft_tokens: Number of tokens of discarded drafts.
-        extra_calls: Number of LLM calls for drafts of requests that retrieved.
+        extra_calls: Number of LLM calls for discarded drafts.
+        raced: Number of skipped requests whose search ran nevertheless, because it began before the decision.
     """
 
     decided: int = 0
@@ -78,6 +79,7 @@ class DecisionTotals(BaseModel):
     draft_seconds: float = 0.0
     draft_tokens: float = 0.0
     extra_calls: int = 0
+    raced: int = 0
 
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
         """Add a request with a decision to the sums. A discarded draft (answer without passages) is extra cost.
@@ -95,11 +97,12 @@ class DecisionTotals(BaseModel):
             self.with_passages += 1
             self.passage_tokens += passage_tokens
             self.search_seconds += sum(trace.milliseconds.get(stage, 0.0) for stage in RETRIEVAL_STAGES) / 1000
-        if trace.decision.retrieve:
+        self.raced += trace.way == "race" and not trace.decision.retrieve
+        if trace.decision.retrieve or trace.way == SEPARATE_DRAFT:
             self._add_discarded_draft(trace)
 
     def _add_discarded_draft(self, trace: RequestTrace) -> None:
-        """Add the cost of the draft of a request that retrieved, if there was one."""
+        """Add the cost of a draft that was not sent, if there was one."""
         self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS  # adds 1 if there was a draft
         if trace.draft is None:  # there was no draft, or only the arbiter read it
             self.draft_tokens += trace.extra_usage.completion
@@ -126,7 +129,8 @@ class DecisionTotals(BaseModel):
             price, so the money leaves out those for discarded drafts.
         """
         skipped = self.decided - self.retrieved
-        saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
+        searches = skipped - self.raced  # saved ones
+        saved: dict[str, float | None] = {"retrievals": searches, "tokens": None, "seconds": None, "money": None}
         prices = options.prices
         if self.with_passages:
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
@@ -134,7 +138,7 @@ class DecisionTotals(BaseModel):
             saved["tokens"] = skipped_tokens - self.draft_tokens
             saved["seconds"] = skipped_seconds - self.draft_seconds
             if prices.are_given:
-                savings = PolicyCost(skipped, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
+                savings = PolicyCost(searches, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
                 saved["money"] = savings.money(prices)
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded, "skipped": skipped}
         counts["would_skip"] = self.would_skip
