@@ -400,8 +400,7 @@ class Service:
 
     async def get_metrics(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /metrics with all metrics in the text format of Prometheus."""
-        text = await self.metrics.format_shared(self.learner)
-        return Response(text, media_type=PROMETHEUS_CONTENT_TYPE)
+        return Response(await self.metrics.format_shared(self.learner), media_type=PROMETHEUS_CONTENT_TYPE)
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /ready: whether the server works, with its problems. Status 503 means not ready."""

@@ -293,7 +293,7 @@ class LlamaCppModel(LocalBackend):
     # --- continuing a draft -----------------------------------------------------------------------
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[SequenceState, Iterator[None]]:
-        """Return an answer, and an iterator for adding one token per step.
+        """Return the state of an answer, and an iterator that adds one token per step.
 
         With `resume`, the answer begins with a draft.
         """

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from knowgate.data.history.entries import MAX_QUESTION_CHARS, get_max_normalized_length, is_too_long
+from knowgate.evaluation.server_log import SEPARATE_DRAFT
 from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTime
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
@@ -23,7 +24,7 @@ from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOption
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
-from knowgate.server.telemetry.trace import SEPARATE_DRAFT, RequestTrace
+from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 from knowgate.types import Completion, Decision, Passage, Question, Reranker

@@ -22,10 +22,11 @@ from pydantic import BaseModel, Field
 from knowgate.core.text import estimate_tokens
 from knowgate.data.history.entries import question_key
 from knowgate.evaluation.replay import PolicyCost
+from knowgate.evaluation.server_log import SEPARATE_DRAFT
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
-from knowgate.server.telemetry.trace import SEPARATE_DRAFT, RequestTrace
+from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Decision, DecisionNote
 
 log = logging.getLogger(__name__)

@@ -49,7 +49,6 @@ class TokenUsage:
                 usage[name] += amount
 
 
-SEPARATE_DRAFT = "separate-draft"  # a way to answer: the gate reads a draft that is never sent
 OPTIONAL_FIELDS = ("why_not", "arm", "mode", "ignored")  # fields of a report that are left out if they are empty
 HEADER_PREFIX = "x-knowgate-"
 MAX_HEADER_CHARS = 300
@@ -79,7 +78,7 @@ class RequestTrace:
 
     Attributes:
         way: How the request is answered: "in-process" (by a model in this process), "draft", "race" or "question" (by
-            the upstream, see the option `way`), SEPARATE_DRAFT, or "pass-through" (forwarded without a decision).
+            the upstream, see the option `way`), "separate-draft", or "pass-through" (forwarded without a decision).
         id: Identifier of the request and of its decision.
         owner: Name of the API key of the request, or "" if the server uses no keys.
         is_admin: Whether the client may see and delete the data of all keys.
