@@ -49,13 +49,13 @@ class Population:
 
     name: str
     needs: FloatArray
-    closed_right: BoolArray
-    open_right: BoolArray
+    closed_book_right: BoolArray
+    open_book_right: BoolArray
     differs: BoolArray
 
     def is_lost(self, threshold: float) -> BoolArray:
         """Mark the questions that the gate skips to their harm."""
-        return (self.needs <= threshold) & self.open_right & ~self.closed_right
+        return (self.needs <= threshold) & self.open_book_right & ~self.closed_book_right
 
     def is_changed(self, threshold: float) -> BoolArray:
         """Mark the questions whose answer the gate changes."""
@@ -92,7 +92,7 @@ def simulate(population: Population, max_loss: float, questions: int, runs: int)
     for _ in range(runs):
         chosen, held_out = rng.integers(0, len(population.needs), (2, questions))
         outcomes = GateOutcomes(
-            population.needs[chosen], population.closed_right[chosen], population.open_right[chosen]
+            population.needs[chosen], population.closed_book_right[chosen], population.open_book_right[chosen]
         )
         threshold = learn_then_test(outcomes, max_loss, DELTA).threshold
         lost, changed = population.is_lost(threshold), population.is_changed(threshold)
@@ -167,7 +167,7 @@ def _make_population(
     """Make the population of one model and gate. `pairs` are the answers without and with passages of each question."""
     differs = np.array([pair is not None and answers_differ(*pair) for pair in pairs], dtype=bool)
     needs = score_gate(trial, gate).needs
-    return Population(f"{model}, {gate}", needs, trial.closed_right, trial.always_right, differs)
+    return Population(f"{model}, {gate}", needs, trial.closed_book_right, trial.always_right, differs)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def iterate_scores(train: Any, test: Any) -> Iterator[tuple[Any, Any, Any]]:
     from knowgate.data.signals.features import feature_matrix
     from knowgate.gates.offline_scoring import score_gate
 
-    unknown = ~train.closed_right
+    unknown = ~train.closed_book_right
     for gate in ("logprob:first", "logprob:min"):
         yield score_gate(train, gate).needs, unknown, score_gate(test, gate).needs
     train_features, test_features = (feature_matrix(FEATURES, run.questions, run.readings) for run in (train, test))
@@ -81,7 +81,7 @@ def main() -> None:
     for model in MODELS:
         for name in DATA:
             train, test = (load_label_table([RUNS / model / f"{name}-{part}"], layers=()) for part in ("train", "test"))
-            unknown = ~test.closed_right
+            unknown = ~test.closed_book_right
             for raw, needed, new in iterate_scores(train, test):
                 order = np.random.default_rng(0).permutation(len(raw))
                 for rows, chosen in (("all rows", order), (f"{FEW_ROWS} rows", order[:FEW_ROWS])):

@@ -27,10 +27,10 @@ def make_random_table(n_gates: int, n_rows: int) -> tuple[Any, list[Any]]:
             f"q{i}",
             f"q{i}",
             "en",
-            closed=GradedAnswer("a b", correct=bool(closed_right)),
-            open=GradedAnswer("a b c", correct=bool(open_right)),
+            closed=GradedAnswer("a b", correct=bool(closed_book_right)),
+            open=GradedAnswer("a b c", correct=bool(open_book_right)),
         )
-        for i, (closed_right, open_right) in enumerate(zip(closed, opened, strict=True))
+        for i, (closed_book_right, open_book_right) in enumerate(zip(closed, opened, strict=True))
     ]
     table = LabelTable(rows, [], {"model": "none", "grader": "contains"})
     return table, [TableScores(f"gate {i}", 0.7 * rng.random(n_rows) + 0.3 * ~closed, 0.5) for i in range(n_gates)]

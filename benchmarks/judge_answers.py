@@ -44,7 +44,7 @@ class Answers:
         open: Whether the answer with one retrieval is right.
         several: Whether the answer with several retrievals (IRCoT) is right.
         same: Whether the closed-book answer and the answer with one retrieval are the same.
-        rules_take_closed: Whether only the answer with retrieval abstains, so that the rules take the closed-book answer.
+        rules_prefer_closed_book: Whether only the answer with retrieval abstains, so that the rules take the closed-book answer.
     """
 
     ids: list[str]
@@ -53,7 +53,7 @@ class Answers:
     open: Bools
     several: Bools
     same: Bools
-    rules_take_closed: Bools
+    rules_prefer_closed_book: Bools
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,7 +62,7 @@ class Answers:
         """Return the rows at these indices."""
         chosen = np.asarray(indices, dtype=np.int64)
         names = [[column[index] for index in chosen] for column in (self.ids, self.sets)]
-        columns = (self.closed, self.open, self.several, self.same, self.rules_take_closed)
+        columns = (self.closed, self.open, self.several, self.same, self.rules_prefer_closed_book)
         return Answers(names[0], names[1], *(column[chosen] for column in columns))
 
 
@@ -128,14 +128,14 @@ class SplitPredictions:
         return {"closed", "open"} <= set(self.columns)
 
     @property
-    def arbiter_takes_closed(self) -> Bools:
+    def arbiter_prefers_closed_book(self) -> Bools:
         """Whether the arbiter takes the closed-book answer, per row."""
         return ~self.answers.same & (self.columns["closed"] > self.columns["open"])
 
     @property
     def arbiter_right(self) -> Bools:
         """Whether the answer that the arbiter takes after retrieval is right, per row."""
-        return np.where(self.arbiter_takes_closed, self.answers.closed, self.answers.open)
+        return np.where(self.arbiter_prefers_closed_book, self.answers.closed, self.answers.open)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Scores:
     @property
     def answers_differ(self) -> NDArray[np.bool_]:
         """Whether the closed-book answer and the answer with retrieval differ, per row."""
-        return np.array([not case.closed_equals("open") for case in self.cases], dtype=bool)
+        return np.array([not case.closed_book_equals("open") for case in self.cases], dtype=bool)
 
 
 def load_blend(folder: Path, names: Sequence[str], cases: Mapping[str, Case]) -> dict[str, Scores]:
@@ -139,8 +139,8 @@ def _fit_logistic_regression(odds: Floats, right: NDArray[np.bool_]) -> Callable
 def arbiter_right(scores: Scores) -> NDArray[np.bool_]:
     """Return whether the answer that the arbiter takes is right, per row. Equal answers need no choice."""
     closed, opened = scores.columns["closed"], scores.columns["open"]
-    takes_closed = scores.answers_differ & (closed > opened)
-    return np.where(takes_closed, scores.right("closed"), scores.right("open"))
+    prefers_closed_book = scores.answers_differ & (closed > opened)
+    return np.where(prefers_closed_book, scores.right("closed"), scores.right("open"))
 
 
 def measure_cascade(blend: dict[str, Scores], rule: str) -> dict[str, dict[str, float]]:

@@ -80,7 +80,7 @@ def right_after_retrieval(predictions: SplitPredictions, arbiter: str) -> Bools:
     if arbiter == "judge":
         return predictions.arbiter_right
     if arbiter == "rules":
-        return np.where(answers.rules_take_closed, answers.closed, answers.open)
+        return np.where(answers.rules_prefer_closed_book, answers.closed, answers.open)
     return answers.open
 
 

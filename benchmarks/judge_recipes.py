@@ -54,14 +54,14 @@ class Case:
     @property
     def agreement(self) -> float:
         """1 if the closed-book answer equals the answer with one retrieval, else 0."""
-        return float(self.closed_equals("open"))
+        return float(self.closed_book_equals("open"))
 
     @property
     def agreement_share(self) -> float:
         """Share of the other two recorded answers that equal the closed-book answer."""
-        return (self.closed_equals("open") + self.closed_equals("ircot")) / 2
+        return (self.closed_book_equals("open") + self.closed_book_equals("ircot")) / 2
 
-    def closed_equals(self, side: str) -> bool:
+    def closed_book_equals(self, side: str) -> bool:
         """Return whether the closed-book answer equals the answer of another side, after normalization."""
         return normalize(self.texts["closed"]) == normalize(self.texts[side])
 

@@ -91,14 +91,15 @@ def choose_judge(name: str) -> str:
 def choose_for_rate(name: str, rate: float, judge: str = "") -> PolicyResult:
     """Return the policy with the most right answers on train rows among those with few enough searches."""
     train, calibration = load_predictions(name, judge).train, fit_calibration(name, judge)
-    arbiters = {"": None, **{arbiter.name: arbiter.takes_closed for arbiter in make_arbiters(train, calibration)}}
+    arbiters = {arbiter.name: arbiter.prefers_closed_book for arbiter in make_arbiters(train, calibration)}
+    arbiters = {"": None, **arbiters}
     results = []
     for gate in make_gates(train, calibration):
         limit = float(np.quantile(gate.needs, 1 - rate + RATE_MARGIN))
         for threshold in (limit, *(value for value in list_rate_thresholds(gate.needs) if value > limit)):
-            for arbiter, takes_closed in arbiters.items():
+            for arbiter, prefers_closed_book in arbiters.items():
                 setting = make_setting(gate.name, arbiter, threshold)
-                rows = (gate.needs, train.closed, train.open, takes_closed)
+                rows = (gate.needs, train.closed, train.open, prefers_closed_book)
                 results.append(apply_policy(setting, *rows, reads_draft=gate.reads_draft))
     return max(results, key=lambda result: (result.right, -result.searches))
 
@@ -125,8 +126,8 @@ def apply_setting(rows: Predictions, setting: Setting) -> tuple[Array, Array]:
         retrieved = needs > policy.threshold
     if not policy.arbiter:
         return retrieved, rows.open
-    takes_closed = {each.name: each.takes_closed for each in make_arbiters(rows, calibration)}[policy.arbiter]
-    return retrieved, np.where(takes_closed, rows.closed, rows.open)
+    arbiters = {arbiter.name: arbiter for arbiter in make_arbiters(rows, calibration)}
+    return retrieved, np.where(arbiters[policy.arbiter].prefers_closed_book, rows.closed, rows.open)
 
 
 def compare(right: Array, other: Array, comparisons: int = 1) -> Json:

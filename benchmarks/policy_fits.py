@@ -127,8 +127,8 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
     facts, arbiter = (ALWAYS_FACTS, NO_ARBITER) if policy == ALWAYS else describe_policy(policy)
     needs = score_gate(table, policy).needs
     rules = arbitrate(table, "rules").from_memory
-    chosen_closed = rules if arbiter == NO_ARBITER else arbitrate(table, arbiter).from_memory
-    grades = zip(table.rows, needs, rules, chosen_closed, table.closed_right, table.always_right, strict=True)
+    chosen_closed_book = rules if arbiter == NO_ARBITER else arbitrate(table, arbiter).from_memory
+    grades = zip(table.rows, needs, rules, chosen_closed_book, table.closed_book_right, table.always_right, strict=True)
     rows = [
         {"id": row.id, "closed": int(c), "open": int(o), "rules": int(r), "chosen": int(a), "need": round(float(n), 5)}
         for row, n, r, a, c, o in grades

@@ -85,7 +85,7 @@ def encode_recorded(
             positions.append(len(ids) - 1)
         result.ids.append(ids)
         result.positions.append(positions)
-        result.targets.append([float(row.closed_right), float(row.open_right)])
+        result.targets.append([float(row.closed_book_right), float(row.open_book_right)])
         is_unused = fingerprint_text_loosely(row.question) in unused
         train_fold = UNUSED_FOLD if is_unused else fold
         result.folds.append(train_fold if row.split == "train" else TEST_FOLD)

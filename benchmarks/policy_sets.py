@@ -51,8 +51,8 @@ class RecordedRow:
     question: str
     closed: str
     open: str
-    closed_right: bool
-    open_right: bool
+    closed_book_right: bool
+    open_book_right: bool
 
 
 def read_recorded(bench: Path, name: str) -> list[RecordedRow]:

@@ -71,7 +71,7 @@ def compare_heads() -> dict[str, Any]:
             if examples is None or needs is None:
                 continue
             test, table = examples.split.test, examples.table
-            closed, opened = table.closed_right[test].astype(bool), table.always_right[test].astype(bool)
+            closed, opened = table.closed_book_right[test].astype(bool), table.always_right[test].astype(bool)
             right = {gate: average_right(score, closed, opened) for gate, score in needs.items()}
             name = f"{model}/{test_run.name.removesuffix('-test')}"
             differences[name] = right["two heads"] - right["smaller rank"]
@@ -95,10 +95,10 @@ def load_pair(train_run: Path, test_run: Path) -> Examples | None:
     The committed runs hold no question texts, so ids take their place. Returns None without open-book answers.
     """
     table = load_label_table([train_run, test_run], layers=())
-    if table.open_right is None:
+    if table.open_book_right is None:
         return None
     table = replace(table, rows=[replace(row, question=row.id) for row in table.rows])
-    return Examples(table, ~table.closed_right.astype(bool), "known", split_by_run(table))
+    return Examples(table, ~table.closed_book_right.astype(bool), "known", split_by_run(table))
 
 
 def split_by_run(table: LabelTable) -> Split:
@@ -117,7 +117,7 @@ def score_test_rows(examples: Examples) -> dict[str, FloatArray] | None:
     table, test = examples.table, examples.split.test.tolist()
     names = [name for name in available_features(table.questions, table.readings) if name != "question_length"]
     inputs = FusionInputs(names, feature_matrix(names, table.questions, table.readings), ())
-    helped = table.always_right.astype(bool) & ~table.closed_right.astype(bool)
+    helped = table.always_right.astype(bool) & ~table.closed_book_right.astype(bool)
     try:
         heads = split_into_heads(replace(examples, target="gain"))
     except BadInput:
@@ -156,7 +156,7 @@ def measure_stacks() -> dict[str, Any]:
     results = {}
     for name in STACK_SETS:
         table = load_label_table([RUNS / QWEN / f"{name}-test"], layers=())
-        unknown = ~table.closed_right.astype(bool)
+        unknown = ~table.closed_book_right.astype(bool)
         fusion, ik = (np.array(table.recorded_needs[gate].needs, dtype=float) for gate in ("fusion", "ik"))
         stack = 1 / (1 + np.exp(-(logit(fusion) + logit(ik)) / 2))
         scores = {"fusion": fusion, "ik": ik, "stack": stack}
@@ -176,7 +176,7 @@ def measure_songs() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             runs = [import_songs(llm, part, Path(folder) / part) for part in ("train", "test")]
             table = load_label_table(runs, layers=())
-        examples = Examples(table, ~table.closed_right.astype(bool), "known", split_by_run(table))
+        examples = Examples(table, ~table.closed_book_right.astype(bool), "known", split_by_run(table))
         test = examples.split.test
         smallest = np.array([_smallest_probability(table.readings[index]) for index in test])
         scores = {

@@ -142,7 +142,7 @@ def test_predictions_beside_a_label_run_are_evaluated_like_any_gate_and_arbiter(
     add_predictions_to_run(judge, run)
     found = evaluate("judge", run, arbiter="judge", resamples=20).cascade
     assert found.lines[1].rate == pytest.approx(0.6, abs=0.03)
-    assert found.from_memory == pytest.approx(float(judge.test.arbiter_takes_closed.mean()))
+    assert found.from_memory == pytest.approx(float(judge.test.arbiter_prefers_closed_book.mean()))
 
 
 def test_what_the_demo_shows_is_what_the_predictions_on_record_come_to():

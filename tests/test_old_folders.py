@@ -123,8 +123,10 @@ def test_a_label_run_has_its_rows_and_what_is_on_record(name: str, trials: dict[
 
 def test_a_label_run_has_its_verdicts(trials: dict[str, LabelTable]):
     trial, accuracy = trials["run"], EXPECTED["run"]["accuracy"]
-    assert trial.open_right is not None
-    assert (trial.closed_right.mean(), trial.open_right.mean()) == near((accuracy["closed"], accuracy["open"]))
+    assert trial.open_book_right is not None
+    assert (trial.closed_book_right.mean(), trial.open_book_right.mean()) == near(
+        (accuracy["closed"], accuracy["open"])
+    )
 
 
 def test_a_label_run_has_its_hidden_states():

@@ -142,7 +142,7 @@ def _beta_table() -> Iterator[str]:
     runs, scored = {}, {}
     for name in (*OPEN, *CHOICE):
         labels = load_test_run(QWEN, name)
-        scores = None if labels is None or labels.open_right is None else read_probe_scores(name, labels)
+        scores = None if labels is None or labels.open_book_right is None else read_probe_scores(name, labels)
         if scores is not None:
             runs[name], scored[name] = labels, 1 - scores
     if not scored:
@@ -194,7 +194,7 @@ def _first_probe_cell(labels: Any) -> str:
 
 def format_gap_to_always(labels: Any, retrieve: Any) -> str:
     """Return '-11.8 [-14.8, -8.8]': accuracy of given decisions minus that of always, with a 95 % bootstrap interval."""
-    right = np.where(retrieve, labels.always_right, labels.closed_right)
+    right = np.where(retrieve, labels.always_right, labels.closed_book_right)
     return estimate_gap(right.astype(float) - labels.always_right)
 
 

@@ -73,7 +73,7 @@ def evaluate_data_set(model: str, name: str) -> Any:
     from knowgate.gates.offline_scoring import score_gates
 
     labels = load_test_run(model, name)
-    if labels is None or labels.open_right is None:
+    if labels is None or labels.open_book_right is None:
         return None
     scored = [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.name)]
     return compare_gates(labels, scored, resamples=RESAMPLES)
@@ -115,9 +115,9 @@ def format_at_threshold(labels: Any, scores: Any) -> str:
 def format_decisions(labels: Any, retrieve: Any, *, with_random: bool = True) -> str:
     """Return the same text for given decisions; only the rate if there are no answers with passages."""
     rate = float(retrieve.mean())
-    if labels.open_right is None:
+    if labels.open_book_right is None:
         return f"({100 * rate:.0f} %)"
-    closed, opened = labels.closed_right, labels.open_right
+    closed, opened = labels.closed_book_right, labels.open_book_right
     random = rate * opened.mean() + (1 - rate) * closed.mean()
     random_part = f" / {100 * random:.1f}" if with_random else ""
     return f"{100 * np.where(retrieve, opened, closed).mean():.1f} ({100 * rate:.0f} %){random_part}"

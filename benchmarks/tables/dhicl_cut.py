@@ -51,14 +51,14 @@ def _cut_line(labels: Any, name: str) -> tuple[str, ...]:
 
     scores = score_gate(labels, name)
     needs = np.asarray(scores.needs)
-    learned = decide_by_learned_cut(needs, labels.closed_right)
+    learned = decide_by_learned_cut(needs, labels.closed_book_right)
     title = "dhicl: k=20, words=true/false" if name == "dhicl" else name
     cells = [
         cell
         for retrieve in (needs > 0.5, learned)
         for cell in (
             format_decisions(labels, retrieve, with_random=False),
-            f"{compute_balanced_accuracy(retrieve, labels.closed_right):.3f}",
+            f"{compute_balanced_accuracy(retrieve, labels.closed_book_right):.3f}",
         )
     ]
     return (title, format_auroc(labels, scores), f"{np.median(needs):.2f}", *cells)

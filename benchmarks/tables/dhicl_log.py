@@ -115,16 +115,16 @@ class LogRecord:
         by_id = {row["id"]: value for row, value in zip(self.tests, score.test, strict=True)}
         needs = np.array([by_id[row.id] for row in labels.rows])
         retrieve = needs > cut
-        changes = np.where(retrieve, 0.0, labels.closed_right.astype(float) - labels.always_right)
+        changes = np.where(retrieve, 0.0, labels.closed_book_right.astype(float) - labels.always_right)
         in_kbsat = np.array([row["kbsat"] for row in self.tests])
         known = np.array([row["known"] for row in self.tests], dtype=bool)[in_kbsat]
         return Result(
-            auroc=auroc(~labels.closed_right, needs) or 0.5,
+            auroc=auroc(~labels.closed_book_right, needs) or 0.5,
             needs=needs,
             retrieve=retrieve,
             accuracy=float(labels.always_right.mean() + changes.mean()),
             changes=changes,
-            balanced=compute_balanced_accuracy(retrieve, labels.closed_right),
+            balanced=compute_balanced_accuracy(retrieve, labels.closed_book_right),
             verdicts=(score.test[in_kbsat] <= cut) == known,
             kbsat_auroc=auroc(~known, score.test[in_kbsat]) or 0.5,
             cut=cut,
@@ -236,7 +236,7 @@ def list_curve() -> dict[int, tuple[Result, Result]]:
 
 def compare_sizes(small: int, large: int) -> tuple[float, float, float]:
     """Return the gain in AUROC on TriviaQA of a larger log, with the ends of a paired 95 % bootstrap interval."""
-    unknown = ~load_test_run(QWEN, DATA_SET).closed_right
+    unknown = ~load_test_run(QWEN, DATA_SET).closed_book_right
     needs = [list_curve()[size][0].needs for size in (small, large)]
     rng, gains = np.random.default_rng(0), []
     for _ in range(RESAMPLES):
@@ -333,7 +333,7 @@ def _point_table(record: LogRecord) -> Iterator[str]:
     labels = load_test_run(QWEN, DATA_SET)
     added = {
         "log": -100 * np.nanmean(record.log_changes),
-        "test": 100 * (labels.always_right.mean() - labels.closed_right.mean()),
+        "test": 100 * (labels.always_right.mean() - labels.closed_book_right.mean()),
     }
     yield "\n### An operating point near always retrieving (TriviaQA)\n"
     yield (

@@ -30,7 +30,7 @@ def render_data_sets(evaluations: dict[str, Any]) -> str:
     for name, result in evaluations.items():
         labels = result.table
         values = [result.gate(line).measures["accuracy"].value for line in ("never", "always", "oracle")]
-        hurt = float((labels.closed_right & ~labels.open_right).mean())
+        hurt = float((labels.closed_book_right & ~labels.open_book_right).mean())
         rows.append((name, str(len(labels.rows)), *(f"{value:.3f}" for value in values), f"{hurt:.3f}"))
     return table(("data set", "test questions", "never", "always", "oracle", "retrieval hurts"), rows)
 
@@ -120,12 +120,12 @@ def describe_cmrc(result: Any) -> str:
     fusion, always = (result.gate(name).measures for name in ("fusion on benefit", "always"))
     return CMRC_NOTE.format(
         name=CMRC,
-        known=int(labels.closed_right.sum()),
+        known=int(labels.closed_book_right.sum()),
         questions=len(labels.rows),
         train_known=sum(bool(row.closed.correct) for row in train),
         train_questions=len(train),
         train_open=100 * sum(bool(row.open.correct) for row in train) / len(train),
-        open=100 * labels.open_right.mean(),
+        open=100 * labels.open_book_right.mean(),
         benefit=_with_interval(fusion["auroc_benefit"]),
         auroc=_with_interval(fusion["auroc"]),
         loss=100 * (always["accuracy"].value - fusion["accuracy"].value),

@@ -29,7 +29,7 @@ def guarantee_table() -> Iterator[str]:
     labels = load_label_table([RUNS / QWEN / f"{name}-test" for name in names], layers=())
     labels = replace(labels, recorded_needs=rename_gates(labels.recorded_needs))
     shared = [gate for gate in labels.recorded_needs if all(gate in gates for gates in gates_per_run)]
-    assert labels.open_right is not None
+    assert labels.open_book_right is not None
     yield "## The guarantee, kept?\n"
     yield (
         f"Is the promised loss kept? All {len(labels.rows)} test questions of Qwen are the population. {DRAWS} times, half as "
@@ -39,7 +39,7 @@ def guarantee_table() -> Iterator[str]:
         "is lower than the risk, because skipping also keeps right answers that passages would have made wrong.\n"
     )
     rows: Rows = []
-    harm, n = labels.open_right & ~labels.closed_right, len(labels.rows)
+    harm, n = labels.open_book_right & ~labels.closed_book_right, len(labels.rows)
     for name in (*_select_gates(shared), "logprob:min"):
         needs = score_gate(labels, name).needs
         for epsilon in EPSILONS:
@@ -48,11 +48,13 @@ def guarantee_table() -> Iterator[str]:
             for _ in range(DRAWS):
                 drawn = rng.integers(0, n, n // 2)
                 chosen = learn_then_test(
-                    GateOutcomes(needs[drawn], labels.closed_right[drawn], labels.open_right[drawn]), epsilon, DELTA
+                    GateOutcomes(needs[drawn], labels.closed_book_right[drawn], labels.open_book_right[drawn]),
+                    epsilon,
+                    DELTA,
                 )
                 skip = needs <= chosen.threshold
-                right = np.where(skip, labels.closed_right, labels.open_right)
-                outcomes.append((1 - skip.mean(), (skip & harm).mean(), labels.open_right.mean() - right.mean()))
+                right = np.where(skip, labels.closed_book_right, labels.open_book_right)
+                outcomes.append((1 - skip.mean(), (skip & harm).mean(), labels.open_book_right.mean() - right.mean()))
             rates, risks, losses = np.array(outcomes).T
             rows.append((name, f"{epsilon:.0%}", f"{rates.mean():.1%}", f"{risks.mean():.2%}", f"{losses.mean():+.2%}",
                          f"{np.quantile(losses, 0.95):+.2%}", f"{(risks > epsilon).mean():.1%}"))  # fmt: skip

@@ -108,7 +108,7 @@ def _summary(labels: Any) -> str:
     from knowgate.gates.offline_scoring import score_gate
 
     scores = score_gate(labels, f"ik{OWN_VERDICT}")
-    gap = compare((scores.needs > scores.threshold) == ~labels.closed_right, ~labels.closed_right)
+    gap = compare((scores.needs > scores.threshold) == ~labels.closed_book_right, ~labels.closed_book_right)
     lift = f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
     run, rows = match_run(0)
     trivia, nq = ({tokens: single_seed_auroc(group, tokens) for tokens in list_judges()} for group in (0, 1))
@@ -148,7 +148,7 @@ def list_ik_gates(labels: Any) -> list[str]:
 
 
 def _rows(name: str, labels: Any) -> Rows:
-    return [_row(name, labels, judge) for judge in list_ik_gates(labels)] if labels.open_right is not None else []
+    return [_row(name, labels, judge) for judge in list_ik_gates(labels)] if labels.open_book_right is not None else []
 
 
 def _row(name: str, labels: Any, judge: str) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _row(name: str, labels: Any, judge: str) -> tuple[str, ...]:
 
     scores = score_gate(labels, judge)
     retrieve = scores.needs > scores.threshold
-    right, majority = float((retrieve == ~labels.closed_right).mean()), compute_majority_share(labels)
+    right, majority = float((retrieve == ~labels.closed_book_right).mean()), compute_majority_share(labels)
     return (
         name, judge, f"{right:.3f}", f"{majority:.3f}", f"{100 * (right - majority):+.1f}", format_at_threshold(labels, scores),
         f"{100 * labels.always_right.mean():.1f}", f"{100 * (1 - retrieve.mean()):.1f} %",

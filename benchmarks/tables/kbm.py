@@ -122,7 +122,7 @@ def _figure_5(runs: dict[str, Any]) -> Iterator[str]:
     """Render right answers without passages to questions that a judge calls known and unknown."""
     rows: Rows = []
     for name, labels in runs.items():
-        right = np.asarray(labels.closed_right)
+        right = np.asarray(labels.closed_book_right)
         for judge, known in _verdicts(name, labels).items():
             rows.append((name, judge, *(_right_share(right[part]) for part in (known, ~known))))
     yield "\n### What is judged known and unknown (Figure 5)\n"
@@ -161,7 +161,7 @@ COLUMNS = ("data set", "whose", "LLM only", "all RAG", "mastery", "certainty", "
 
 def _paper_and_own_rows(name: str, labels: Any) -> Rows:
     own = (
-        f"{100 * labels.closed_right.mean():.1f}",
+        f"{100 * labels.closed_book_right.mean():.1f}",
         f"{100 * labels.always_right.mean():.1f}",
         *(_judge_cell(labels, head) for head in ("mastery", "certainty")),
         _cell(labels, "prompt"),
@@ -230,7 +230,7 @@ def _freshness_table(gates: tuple[str, ...] = ()) -> Iterator[str]:
         for scores in _score_main_gates(labels)
         if not gates or scores.name.removesuffix(OWN_VERDICT) in gates
     ]
-    rows.append(("right closed-book", *(_rate(labels.closed_right, part) for part in masks)))
+    rows.append(("right closed-book", *(_rate(labels.closed_book_right, part) for part in masks)))
     yield table(("gate", *counts), rows)
 
 
@@ -258,7 +258,7 @@ def _frequency_rows(name: str, labels: Any) -> Rows:
     from knowgate.gates.offline_scoring import score_gate
 
     judge = find_kbm_judge(labels, "mastery")
-    if judge is None or labels.open_right is None:
+    if judge is None or labels.open_book_right is None:
         return []
     judge_scores, prompt_scores = score_gate(labels, judge), score_gate(labels, "prompt")
     rows: Rows = []
@@ -270,7 +270,7 @@ def _frequency_rows(name: str, labels: Any) -> Rows:
                 format_decisions(part, (scores.needs > scores.threshold)[indices])
                 for scores in (judge_scores, prompt_scores)
             )
-            ends = (f"{100 * right.mean():.1f}" for right in (part.closed_right, part.always_right))
+            ends = (f"{100 * right.mean():.1f}" for right in (part.closed_book_right, part.always_right))
             rows.append((name, third, str(len(indices)), *ends, *cells))
     return rows
 

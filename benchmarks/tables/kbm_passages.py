@@ -59,7 +59,7 @@ def judge_table() -> str:
 
     rows = []
     for name, labels in list_judged_runs().items():
-        right, recorded = np.asarray(labels.closed_right, dtype=bool), labels.recorded_needs.get(RECORDED)
+        right, recorded = np.asarray(labels.closed_book_right, dtype=bool), labels.recorded_needs.get(RECORDED)
         if recorded is not None:
             needs = np.asarray(recorded.needs, dtype=float)
             rows.append((name, "on record", f"{auroc(right, -needs) or 0.5:.3f}", "–", "–", "–",
@@ -81,7 +81,7 @@ def second_judgement_table() -> str:
     """Render right answers if passages are dropped that the judge finds insufficient, or worse than none (Figure 8)."""
     rows = []
     for name, labels in list_judged_runs().items():
-        if labels.open_right is None:
+        if labels.open_book_right is None:
             continue
         for judge in list_recorded_judges():
             without, with_passages = (
@@ -92,7 +92,9 @@ def second_judgement_table() -> str:
                 continue
             sufficient = ~has_passages | (with_passages >= 0.5)
             better = ~has_passages | (with_passages >= without)
-            closed, opened = (np.asarray(right, dtype=float) for right in (labels.closed_right, labels.always_right))
+            closed, opened = (
+                np.asarray(right, dtype=float) for right in (labels.closed_book_right, labels.always_right)
+            )
             rows.append((name, TITLES[judge], f"{100 * opened.mean():.1f}", *_describe_rule(sufficient, closed, opened),
                          *_describe_rule(better, closed, opened),
                          f"{100 * np.maximum(closed, opened).mean():.1f}"))  # fmt: skip

@@ -78,5 +78,5 @@ def _verdict_rows(evaluations: dict[str, Any]) -> Rows:
 
 
 def _majority_row(evaluations: dict[str, Any]) -> tuple[str, ...]:
-    shares = [float(result.table.closed_right.mean()) for result in evaluations.values()]
+    shares = [float(result.table.closed_book_right.mean()) for result in evaluations.values()]
     return ("majority", *(f"{max(share, 1 - share):.3f}" for share in shares))

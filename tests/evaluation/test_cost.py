@@ -21,15 +21,15 @@ from knowgate.evaluation.replay import EventCost, PolicyCost, Prices, Traffic, T
 from knowgate.evaluation.server_log import read_server_log
 
 # Four questions; the gate drafts 2 tokens of each. Retrieved: 100 tokens read, 5 written; from memory: 10 and 5.
-READ, CLOSED, OPENED = EventCost(0, 10, 2, 1.0), EventCost(0, 0, 3, 1.5), EventCost(0, 100, 5, 4.0)
+READ, CLOSED_BOOK, OPEN_BOOK = EventCost(0, 10, 2, 1.0), EventCost(0, 0, 3, 1.5), EventCost(0, 100, 5, 4.0)
 EVENTS = [
     TrafficEvent(
         need,
         reading=READ,
-        closed=CLOSED,
-        opened=OPENED,
+        closed_book_cost=CLOSED_BOOK,
+        open_book_cost=OPEN_BOOK,
         loses_answer=loses,
-        closed_only=EventCost(0, 10, 5, 2.5),
+        closed_book_only_cost=EventCost(0, 10, 5, 2.5),
         right=(not loses, True, True),
     )
     for need, loses in ((0.1, False), (0.2, True), (0.8, True), (0.9, True))
@@ -59,7 +59,10 @@ def test_the_gpu_price_is_per_hour():
 
 def test_gated_and_always_cost_the_same_at_the_break_even_price():
     costly = [
-        TrafficEvent(event.need, reading=EventCost(0, 400, 2, 1.0), closed=CLOSED, opened=OPENED) for event in EVENTS
+        TrafficEvent(
+            event.need, reading=EventCost(0, 400, 2, 1.0), closed_book_cost=CLOSED_BOOK, open_book_cost=OPEN_BOOK
+        )
+        for event in EVENTS
     ]
     price = compare_traffic_costs(Traffic(costly), 0.5, PRICES).break_even
     at_it = PRICES.replace(search=price)
@@ -139,7 +142,7 @@ def test_decisions_of_the_server_log_are_traffic(tmp_path):
     decisions(tmp_path / "d.sqlite", enumerate([one, {**one, "need": 0.1, "retrieve": False}, let_through]))
     log = read_server_log(tmp_path / "d.sqlite")
     assert ([event.need for event in log.events], dict(log.thresholds)) == ([0.8, 0.1], {0.5: 2})
-    assert math.isnan(log.events[0].opened.prompt)
+    assert math.isnan(log.events[0].open_book_cost.prompt)
 
 
 def test_gates_of_the_same_name_in_two_arms_are_not_mixed(tmp_path):

@@ -66,8 +66,8 @@ def test_questions_without_passages_count_with_their_closed_book_answer(tmp_path
     rows = [*four_rows(), row("q4", side(True), None)]
     labels = load_label_table([trial_run(tmp_path / "run", rows)])
     assert labels.n_without_passages == 1
-    assert labels.open_right is not None
-    assert bool(labels.open_right[-1]) is True
+    assert labels.open_book_right is not None
+    assert bool(labels.open_book_right[-1]) is True
 
 
 def test_failed_and_ungraded_rows_are_counted_not_scored(tmp_path):
@@ -218,7 +218,7 @@ def test_rows_without_texts_are_recognized_by_id(fitted):
 def test_seen_questions_can_be_left_out_and_are_counted(fitted):
     run, gate, tested = fitted
     labels = drop_seen_rows(load_label_table([run]), [gate, "never"])
-    assert len(labels.rows) == len(labels.closed_right) == tested
+    assert len(labels.rows) == len(labels.closed_book_right) == tested
     assert labels.left_out["seen by a gate"] == 120 - tested
     assert len(score_gate(labels, gate).needs) == tested
 

@@ -30,7 +30,7 @@ def judged(n, seed=0, digits=9):
 def test_a_cell_holds_questions_of_one_verdict_one_bin_and_neighbouring_needs():
     outcomes = judged(30_000)
     cells = group_into_cells(outcomes)
-    for name in ("closed", "opened", "retrieve"):
+    for name in ("closed_book_right", "open_book_right", "retrieve"):
         assert (getattr(cells.cells, name)[cells.cell_of_question] == getattr(outcomes, name)).all()
     assert (
         np.floor(cells.cells.needs[cells.cell_of_question] * N_ECE_BINS) == np.floor(outcomes.needs * N_ECE_BINS)
@@ -62,7 +62,7 @@ def test_resamples_of_cells_match_those_of_the_questions():
 def test_without_open_book_answers_ranks_are_still_measured():
     outcomes = judged(30_000)
     (resampled,) = _resample_cells(
-        [GradedNeeds(outcomes.needs, 0.4, outcomes.closed, None)], Bootstrap(30_000, resamples=5)
+        [GradedNeeds(outcomes.needs, 0.4, outcomes.closed_book_right, None)], Bootstrap(30_000, resamples=5)
     )
     assert len(resampled["auroc"]) == 6
     assert "accuracy" not in resampled

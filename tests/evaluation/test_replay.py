@@ -16,12 +16,15 @@ from knowgate.evaluation.replay import (
     replay_traffic,
 )
 
-READ, CLOSED, OPENED = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
+READ, CLOSED_BOOK, OPEN_BOOK = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
 
 
 def event(need, retrieved=None, loses=None, **costs):
     return TrafficEvent(
-        need, retrieved, **{"reading": READ, "closed": CLOSED, "opened": OPENED, **costs}, loses_answer=loses
+        need,
+        retrieved,
+        **{"reading": READ, "closed_book_cost": CLOSED_BOOK, "open_book_cost": OPEN_BOOK, **costs},
+        loses_answer=loses,
     )
 
 
@@ -82,8 +85,8 @@ def test_replay_and_cost_give_the_same_money(prices):
     prices = Prices(search=0.2, **prices)
     costs = {
         "reading": EventCost(1.0, 10.0, 2.0, 7.0),
-        "closed": EventCost(0.5, 0.0, 4.0, 8.0),
-        "opened": EventCost(3.0, 100.0, 5.0, 9.0),
+        "closed_book_cost": EventCost(0.5, 0.0, 4.0, 8.0),
+        "open_book_cost": EventCost(3.0, 100.0, 5.0, 9.0),
     }
     traffic = Traffic([event(need, **costs) for need in (0.1, 0.6, 0.9)])
     cost = compare_traffic_costs(traffic, 0.5, prices)
@@ -97,17 +100,17 @@ def test_money_is_unknown_if_calls_have_a_price_and_nobody_knows_whether_there_w
 
 def test_unknown_costs_are_replaced_by_the_mean():
     events = [
-        event(0.2, False, opened=EventCost()),
-        event(0.8, True, opened=EventCost(2.0)),
-        event(0.9, True, opened=EventCost(4.0)),
+        event(0.2, False, open_book_cost=EventCost()),
+        event(0.8, True, open_book_cost=EventCost(2.0)),
+        event(0.9, True, open_book_cost=EventCost(4.0)),
     ]
     seconds = line(events, 0.5).savings["seconds"]
     assert (seconds.saved, seconds.always) == (pytest.approx(9 - (3 + 0.5 + 2 + 4)), 9)
-    assert Traffic(events).count_known("opened") == 2
+    assert Traffic(events).count_known("open_book_cost") == 2
 
 
 def test_savings_are_unknown_if_nothing_is_recorded():
-    result = line([event(0.2, False, opened=EventCost())], 0.5, Prices(input_token=1.0))
+    result = line([event(0.2, False, open_book_cost=EventCost())], 0.5, Prices(input_token=1.0))
     assert (result.savings["seconds"], result.savings["tokens"], result.savings["money"]) == (None, None, None)
 
 

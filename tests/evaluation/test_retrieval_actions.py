@@ -93,7 +93,7 @@ def test_a_row_without_passages_counts_with_its_closed_book_answer(tmp_path):
     rows = [replace(row, iterative=GradedAnswer("all", correct=True)) for row in pair_rows(20)]
     rows[0] = replace(rows[0], open=None, iterative=None, benefit=None)
     trial = load_label_table([write_rows(tmp_path / "run", rows)])
-    assert trial.iterative_right[0] == trial.closed_right[0]
+    assert trial.iterative_right[0] == trial.closed_book_right[0]
     assert trial.mean_rounds == 3.0
 
 

@@ -53,8 +53,8 @@ def costs(cost):
 def test_a_skipped_record_holds_the_costs_of_reading_and_answering():
     event = parse_event(SKIPPED)
     assert costs(event.reading) == (1.5, 30, 4)
-    assert costs(event.closed) == (2.0, 0, 6)
-    assert math.isnan(event.opened.seconds)
+    assert costs(event.closed_book_cost) == (2.0, 0, 6)
+    assert math.isnan(event.open_book_cost.seconds)
     assert event.loses_answer is None
 
 
@@ -95,13 +95,13 @@ def test_questions_of_a_batch_have_no_times():
 
 def test_a_retrieved_record_holds_the_cost_of_searching():
     event = parse_event(RETRIEVED)
-    assert costs(event.opened) == (3.25, 80, 6)
-    assert costs(event.closed) == (0, 0, 0)  # the draft is the whole closed-book answer
+    assert costs(event.open_book_cost) == (3.25, 80, 6)
+    assert costs(event.closed_book_cost) == (0, 0, 0)  # the draft is the whole closed-book answer
 
 
 def test_a_retrieved_record_without_a_full_draft_has_no_closed_book_cost():
     event = parse_event({key: value for key, value in RETRIEVED.items() if key != "draft"})
-    assert math.isnan(event.closed.seconds)
+    assert math.isnan(event.closed_book_cost.seconds)
     assert event.loses_answer is None
 
 
@@ -127,7 +127,7 @@ def test_a_decision_alone_has_a_need_and_no_costs():
 def test_uncounted_prompt_tokens_are_estimated_from_the_text():
     event = parse_event({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
     assert event.reading.prompt == math.ceil(len("who wrote it?") / 4)
-    assert event.opened.prompt == event.reading.prompt + math.ceil(len(" Bob wrote it.") / 4)
+    assert event.open_book_cost.prompt == event.reading.prompt + math.ceil(len(" Bob wrote it.") / 4)
 
 
 @pytest.mark.parametrize(

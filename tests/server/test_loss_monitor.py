@@ -99,9 +99,9 @@ def make_population(changed_share=0.8, n=4000):
     needs = rng.random(n)
     harmed = rng.random(n) < 0.4 * needs
     right = rng.random(n) < 0.5
-    closed_right, open_right = right & ~harmed, right | harmed
+    closed_book_right, open_book_right = right & ~harmed, right | harmed
     differs = harmed | (rng.random(n) < changed_share * needs)
-    return Population("made up", needs, closed_right, open_right, differs)
+    return Population("made up", needs, closed_book_right, open_book_right, differs)
 
 
 @needs_train

@@ -65,9 +65,9 @@ def test_some_empty_answers_do_no_harm(base, tmp_path):
 def test_both_wants_open_answers(base, tmp_path):
     examples = planted(base, 60, by="draft")
     rows = [replace(row, open=None) for row in examples.rows]
-    closed_only = replace(examples, table=replace(examples.table, rows=rows))
+    closed_book_only_cost = replace(examples, table=replace(examples.table, rows=rows))
     with pytest.raises(BadInput, match="both=True needs graded answers with passages, but no question has one"):
-        fit_answer_judge(closed_only, both=True, work=tmp_path)
+        fit_answer_judge(closed_book_only_cost, both=True, work=tmp_path)
 
 
 # --- agreement ------------------------------------------------------------------------------------

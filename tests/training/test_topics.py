@@ -54,8 +54,11 @@ def test_names_are_the_words_that_only_one_cluster_has():
 
 def test_a_topic_that_passages_answer_gets_a_rule_to_retrieve(tmp_path):
     topics = measure_clusters(planted_table(tmp_path), planted_vectors(), 2, retrieve=np.arange(2 * N) >= N)
-    by_closed = sorted(topics, key=lambda topic: topic.closed.value)
-    assert [(topic.n, topic.closed.value, topic.searches) for topic in by_closed] == [(N, 0.0, 1.0), (N, 1.0, 0.0)]
+    by_accuracy = sorted(topics, key=lambda topic: topic.closed_book_accuracy.value)
+    assert [(topic.n, topic.closed_book_accuracy.value, topic.searches) for topic in by_accuracy] == [
+        (N, 0.0, 1.0),
+        (N, 1.0, 0.0),
+    ]
     rules = propose_rules(topics)
     assert [(rule.name, rule.action) for rule in rules] == [("holidays, office", "retrieve")]
     assert describe_rules(rules).startswith("Proposed rules: always retrieve for 'holidays, office'.")
@@ -66,7 +69,7 @@ def test_topics_can_be_a_field_of_the_data(tmp_path):
     rows = [row(f"q{i}", side(i < 2), meta={"area": {"name": "hr" if i else "it"}}) for i in range(3)]
     table = load_label_table([trial_run(tmp_path / "run", rows)])
     topics = measure_topics(table, "meta.area.name")
-    assert [(topic.name, topic.n, topic.opened) for topic in topics] == [("hr", 2, None), ("it", 1, None)]
+    assert [(topic.name, topic.n, topic.open_book_accuracy) for topic in topics] == [("hr", 2, None), ("it", 1, None)]
     assert propose_rules(topics) == []
 
 

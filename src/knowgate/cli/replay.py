@@ -242,8 +242,8 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
 
 def _print_assumed_costs(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     """Print for how many questions costs are recorded or estimated, unless all are recorded."""
-    n_skip_costs = traffic.count_known("closed")
-    n_retrieval_costs = traffic.count_known("opened")
+    n_skip_costs = traffic.count_known("closed_book_cost")
+    n_retrieval_costs = traffic.count_known("open_book_cost")
     if min(n_skip_costs, n_retrieval_costs) < len(log.events):
         counts = f"with a search are recorded for {n_retrieval_costs} of them, costs without one for {n_skip_costs}"
         inform(f"Costs {counts}. For the rest, the mean of these is assumed.")

@@ -199,7 +199,7 @@ class _RowCounter:
             failed=self.errors.total(),
             reasons=tuple(self.errors.most_common(MAX_ERROR_KINDS)),
             without_gold=sum(not fact.has_gold for fact in facts),
-            with_open=sum(fact.has_open_answer for fact in facts),
+            with_open=sum(fact.has_open_book_answer for fact in facts),
             guarded=self.properties["guarded"],
             unparsable=self.properties["unparsable"],
             cut=self.properties["cut"],
@@ -275,8 +275,8 @@ def _summarize_facts(facts: Sequence[QuestionFacts], counts: RowCounts, extremes
 def _estimate_accuracy(facts: Sequence[QuestionFacts]) -> BoundaryAccuracy:
     """Estimate the accuracy of the greedy answers of each side."""
     accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
-    graded_open = [fact for fact in facts if fact.correct["open"] is not None]
-    matched = estimate_proportion(fact.correct["closed"] for fact in graded_open)
+    graded_open_book = [fact for fact in facts if fact.correct["open"] is not None]
+    matched = estimate_proportion(fact.correct["closed"] for fact in graded_open_book)
     return BoundaryAccuracy(**accuracy, matched=matched)
 
 

@@ -37,7 +37,7 @@ class QuestionFacts:
 
     Attributes:
         has_gold: Whether the question has gold answers.
-        has_open_answer: Whether it was answered with passages.
+        has_open_book_answer: Whether it was answered with passages.
         correct: Whether the greedy answer is correct, by side; None if there is none or it is not graded.
         benefit: Effect of retrieval on the greedy answer: 1, 0 or -1.
         indicators: By side and name, 'mastery' (share of correct samples) and 'certainty' (how far the samples agree);
@@ -51,7 +51,7 @@ class QuestionFacts:
     """
 
     has_gold: bool
-    has_open_answer: bool
+    has_open_book_answer: bool
     correct: Mapping[str, bool | None]
     benefit: int | None
     indicators: Mapping[str, Mapping[str, float | None]]
@@ -71,7 +71,7 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
     return QuestionFacts(
         # A run that was stored without texts has grades but no gold answers. A graded question had a gold answer.
         has_gold=has_gold_answer(question) or correct["closed"] is not None,
-        has_open_answer=row.open is not None,
+        has_open_book_answer=row.open is not None,
         correct=correct,
         benefit=row.benefit,
         indicators={side: _get_indicators(answer) for side, answer in answers.items()},
@@ -177,8 +177,8 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     cases = _collect_saving_cases(facts, indicator)
     if cases is None:
         return None
-    always = float(cases.open_right.mean())
-    never = float(cases.closed_right.mean())
+    always = float(cases.open_book_right.mean())
+    never = float(cases.closed_book_right.mean())
     nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
     points = [nothing_skipped, *map(cases.measure_threshold, _list_distinct(cases.values))]
     marks = map(cases.measure_threshold, TABLE_THRESHOLDS)
@@ -190,20 +190,20 @@ class _SavingCases(NamedTuple):
 
     Attributes:
         values: Mastery (share of correct samples) or certainty (their agreement).
-        closed_right: 1 if the answer without passages is right, else 0.
-        open_right: 1 if the answer with passages is right, else 0.
+        closed_book_right: 1 if the answer without passages is right, else 0.
+        open_book_right: 1 if the answer with passages is right, else 0.
     """
 
     values: FloatArray
-    closed_right: FloatArray
-    open_right: FloatArray
+    closed_book_right: FloatArray
+    open_book_right: FloatArray
 
     def measure_threshold(self, threshold: float) -> SavingPoint:
         """Measure the savings and accuracy if retrieval is skipped for values from `threshold` on."""
         is_skipped = self.values >= threshold - TOLERANCE
         saved = float(is_skipped.mean())
-        accuracy = float(np.where(is_skipped, self.closed_right, self.open_right).mean())
-        random = saved * float(self.closed_right.mean()) + (1 - saved) * float(self.open_right.mean())
+        accuracy = float(np.where(is_skipped, self.closed_book_right, self.open_book_right).mean())
+        random = saved * float(self.closed_book_right.mean()) + (1 - saved) * float(self.open_book_right.mean())
         return SavingPoint(threshold, saved, accuracy, random)
 
 
@@ -247,10 +247,10 @@ def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
     masked = [fact for fact in facts if fact.is_mask is not None]
     if not masked:
         return None
-    open_agree = [fact for fact in masked if _samples_agree(fact, "open")]
+    open_book_agree = [fact for fact in masked if _samples_agree(fact, "open")]
     return CopyRate(
-        is_mask=estimate_proportion(fact.is_mask for fact in open_agree),
-        says_mask=estimate_proportion(fact.mentions_mask for fact in open_agree),
+        is_mask=estimate_proportion(fact.is_mask for fact in open_book_agree),
+        says_mask=estimate_proportion(fact.mentions_mask for fact in open_book_agree),
         anywhere=estimate_proportion(fact.is_mask for fact in masked),
         under_mask=estimate_proportion(fact.is_mask for fact in masked if _samples_agree(fact, "mask")),
     )
@@ -309,7 +309,7 @@ def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) 
         facts: The questions of the group.
     """
     answered_both_ways = [fact for fact in facts if fact.correct["open"] is not None]
-    closed_indicators = [fact.indicators["closed"] for fact in facts]
+    closed_book_indicators = [fact.indicators["closed"] for fact in facts]
     return RunSlice(
         dimension,
         value,
@@ -317,8 +317,8 @@ def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) 
         closed=estimate_proportion(fact.correct["closed"] for fact in answered_both_ways or facts),
         open=estimate_proportion(fact.correct["open"] for fact in facts),
         benefit=mean_of_known(fact.benefit for fact in facts),
-        mastery=mean_of_known(indicators["mastery"] for indicators in closed_indicators),
-        certainty=mean_of_known(indicators["certainty"] for indicators in closed_indicators),
+        mastery=mean_of_known(indicators["mastery"] for indicators in closed_book_indicators),
+        certainty=mean_of_known(indicators["certainty"] for indicators in closed_book_indicators),
     )
 
 

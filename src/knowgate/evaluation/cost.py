@@ -213,10 +213,10 @@ def estimate_gated_cost(
 def _count_answer_tokens(table: LabelTable, skips: BoolArray, *, has_draft: bool) -> NDArray[Any]:
     """Count the tokens of the answers to each question. With a draft, a question has two answers after a search."""
     # If a search found no passages, the closed-book answer is given.
-    after_search = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
+    after_search = np.where(table.has_open_book_answer, table.open_book_tokens, table.closed_book_tokens)
     if has_draft:
-        after_search = after_search + table.closed_tokens
-    return np.where(skips, table.closed_tokens, after_search)
+        after_search = after_search + table.closed_book_tokens
+    return np.where(skips, table.closed_book_tokens, after_search)
 
 
 # --- texts ----------------------------------------------------------------------------------------

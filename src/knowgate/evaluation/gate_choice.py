@@ -24,19 +24,19 @@ class CorrectAnswers:
     """Whether the answers to each question are correct.
 
     Attributes:
-        closed: The answer without passages (closed-book).
-        opened: The answer with passages (open-book).
+        closed_book_right: The answer without passages (closed-book).
+        open_book_right: The answer with passages (open-book).
         arbitrated: The answer that the arbiter chooses after retrieval; None without an arbiter.
     """
 
-    closed: BoolArray
-    opened: BoolArray
+    closed_book_right: BoolArray
+    open_book_right: BoolArray
     arbitrated: BoolArray | None = None
 
     @property
     def retrieved(self) -> BoolArray:
         """Whether the answer that is given after retrieval is correct."""
-        return self.opened if self.arbitrated is None else self.arbitrated
+        return self.open_book_right if self.arbitrated is None else self.arbitrated
 
     def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
         """Return whether the final answers are correct if the chosen gate decides.
@@ -45,7 +45,7 @@ class CorrectAnswers:
             choice: The chosen gate and threshold.
             rows: Mask of the questions to return.
         """
-        return np.where(choice.skips(rows), self.closed[rows], self.retrieved[rows])
+        return np.where(choice.skips(rows), self.closed_book_right[rows], self.retrieved[rows])
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def _choose_threshold(
     Returns:
         The gate and the threshold. None if every threshold loses too much or skips nothing.
     """
-    outcomes = GateOutcomes(all_needs, answers.closed, answers.opened, answers.arbitrated).select(rows)
+    grades = (answers.closed_book_right, answers.open_book_right, answers.arbitrated)
+    outcomes = GateOutcomes(all_needs, *grades).select(rows)
     n = len(outcomes)
     thresholds = list_candidate_thresholds(outcomes.needs)
     n_skipped = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right")  # needs at or below each threshold

@@ -140,7 +140,7 @@ class Evaluation:
     @property
     def has_open_answers(self) -> bool:
         """Whether any question was answered with passages."""
-        return self.table.open_right is not None
+        return self.table.open_book_right is not None
 
     @property
     def ranking_gates(self) -> list[GateResult]:
@@ -196,9 +196,9 @@ def compare_gates(
 
 def _check_distinguishable(table: LabelTable) -> None:
     """Raise BadInput if no answer used passages and all answers have the same grade, so that gates cannot be compared."""
-    closed = table.closed_right
-    if table.open_right is None and (closed.all() or not closed.any()):
-        grade = "right" if closed.all() else "wrong"
+    closed_book_right = table.closed_book_right
+    if table.open_book_right is None and (closed_book_right.all() or not closed_book_right.any()):
+        grade = "right" if closed_book_right.all() else "wrong"
         raise BadInput(
             f"the gates cannot be compared, because every answer without passages is {grade}. Evaluate other questions, or also "
             "record answers with passages."
@@ -255,10 +255,10 @@ def _measure_slice(
     `in_slice` marks the questions of the group.
     """
     n = int(in_slice.sum())
-    never = float(table.closed_right[in_slice].mean()) if n else None
-    if never is None or table.open_right is None:
+    never = float(table.closed_book_right[in_slice].mean()) if n else None
+    if never is None or table.open_book_right is None:
         return SliceTable(dimension, value, n, never, always=None, rows=[])
-    always = float(table.open_right[in_slice].mean())
+    always = float(table.open_book_right[in_slice].mean())
     rows = []
     for gate in gates:
         accuracy = float(gate.right[in_slice].mean())

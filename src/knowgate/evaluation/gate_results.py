@@ -110,7 +110,8 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
         gates: For each gate, the need for retrieval (0 to 1) that it gives to each question.
         bootstrap: The resamples.
     """
-    outcomes = [GradedNeeds(gate.needs, gate.threshold, table.closed_right, table.open_right) for gate in gates]
+    grades = (table.closed_book_right, table.open_book_right)
+    outcomes = [GradedNeeds(gate.needs, gate.threshold, *grades) for gate in gates]
     if bootstrap.n <= MAX_EXACT_QUESTIONS:
         resampled = bootstrap.apply([_build_gate_metric(outcome) for outcome in outcomes])
     else:
@@ -131,13 +132,13 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
         gate,
         measures={name: summarize_resamples(values) for name, values in resampled.items()},
         cost=estimate_gated_cost(table, ~retrieve, gate),
-        right=np.where(retrieve, table.always_right, table.closed_right),
+        right=np.where(retrieve, table.always_right, table.closed_book_right),
         resampled=resampled,
     )
-    if table.open_right is None:
+    if table.open_book_right is None:
         return result
-    frontier = metrics.compute_frontier(table.closed_right, table.open_right, gate.needs)
-    return replace(result, frontier=frontier, tuned=tune_threshold(table, table.open_right, gate.needs))
+    frontier = metrics.compute_frontier(table.closed_book_right, table.open_book_right, gate.needs)
+    return replace(result, frontier=frontier, tuned=tune_threshold(table, table.open_book_right, gate.needs))
 
 
 def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[Any]]) -> dict[str, Estimate]:
@@ -160,14 +161,16 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
     return compute_means
 
 
-def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.FloatArray) -> TunedThreshold | None:
+def tune_threshold(
+    table: LabelTable, open_book_right: metrics.BoolArray, needs: metrics.FloatArray
+) -> TunedThreshold | None:
     """Choose the most accurate threshold on the dev rows, and measure it on the others.
 
     Dev rows are questions marked for tuning.
 
     Args:
         table: Labeled questions.
-        opened: Whether each answer with passages is correct.
+        open_book_right: Whether each answer with passages is correct.
         needs: Need for retrieval of each question, from 0 to 1.
 
     Returns:
@@ -175,7 +178,7 @@ def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.
     """
     if not table.is_dev.any() or table.is_dev.all():
         return None
-    outcomes = GateOutcomes(needs, table.closed_right, opened)
+    outcomes = GateOutcomes(needs, table.closed_book_right, open_book_right)
     threshold = choose_for_accuracy(outcomes.select(table.is_dev))
     test = evaluate_threshold(outcomes.select(~table.is_dev), threshold)
     return TunedThreshold(threshold, test.accuracy, test.rate, test.right_always / test.n, test.n)
@@ -190,10 +193,10 @@ def build_baselines(table: LabelTable) -> list[TableScores]:
     Returns:
         The baselines as if they were gates. Empty if the questions have no answers with passages.
     """
-    if table.open_right is None:
+    if table.open_book_right is None:
         return []
     n = len(table.rows)
-    is_helped = (table.open_right & ~table.closed_right).astype(float)
+    is_helped = (table.open_book_right & ~table.closed_book_right).astype(float)
     # Needs of 0 and 1 with a threshold of 0.5 stand for fixed decisions.
     return [
         TableScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
@@ -209,14 +212,14 @@ def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
     """
     measures = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
     result = replace(result, measures=measures, tuned=None)
-    if result.gate != "oracle" or table.open_right is None:
+    if result.gate != "oracle" or table.open_book_right is None:
         return result
-    return replace(result, frontier=metrics.compute_oracle_frontier(table.closed_right, table.open_right))
+    return replace(result, frontier=metrics.compute_oracle_frontier(table.closed_book_right, table.open_book_right))
 
 
 def compute_majority_share(table: LabelTable) -> float:
     """Return the share of known or of unknown questions, whichever is larger."""
-    known = float(table.closed_right.mean())
+    known = float(table.closed_book_right.mean())
     return max(known, 1 - known)
 
 
@@ -230,14 +233,14 @@ class GradedNeeds:
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         threshold: The gate retrieves if the need is above it.
-        closed: Whether each closed-book answer is correct.
-        opened: Whether each answer with passages is correct; None if no question has one.
+        closed_book_right: Whether each closed-book answer is correct.
+        open_book_right: Whether each answer with passages is correct; None if no question has one.
     """
 
     needs: metrics.FloatArray
     threshold: float
-    closed: metrics.BoolArray
-    opened: metrics.BoolArray | None
+    closed_book_right: metrics.BoolArray
+    open_book_right: metrics.BoolArray | None
 
     @property
     def retrieve(self) -> metrics.BoolArray:
@@ -261,8 +264,9 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     """
     needs = outcomes.needs
     ranking = metrics.NeedRanking(needs)
-    unknown = ~outcomes.closed  # wrong without passages
-    helped = None if outcomes.opened is None else outcomes.opened & unknown  # right only with passages
+    unknown = ~outcomes.closed_book_right  # wrong without passages
+    open_book_right = outcomes.open_book_right
+    helped = None if open_book_right is None else open_book_right & unknown  # right only with passages
     judged_correctly = outcomes.retrieve == unknown
 
     def measure(weights: metrics.WeightMatrix) -> dict[str, metrics.FloatArray]:
@@ -284,19 +288,19 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
 
     Returns None if no question was answered with passages.
     """
-    if outcomes.opened is None:
+    if outcomes.open_book_right is None:
         return None
-    # `closed` and `opened`: whether the answers without and with passages are right.
-    closed, opened, retrieve = outcomes.closed, outcomes.opened, outcomes.retrieve
+    closed_book_right, open_book_right = outcomes.closed_book_right, outcomes.open_book_right
+    retrieve = outcomes.retrieve
     columns = {
-        "accuracy": np.where(retrieve, opened, closed),
+        "accuracy": np.where(retrieve, open_book_right, closed_book_right),
         "rate": retrieve,
-        "never": closed,
-        "always": opened,
-        "oracle": closed | opened,
-        "harm": ~retrieve & opened & ~closed,  # skipped, although only the open-book answer is right
-        "waste": retrieve & closed,  # retrieved, although the closed-book answer is right
-        "skipped_right": ~retrieve & closed,
+        "never": closed_book_right,
+        "always": open_book_right,
+        "oracle": closed_book_right | open_book_right,
+        "harm": ~retrieve & open_book_right & ~closed_book_right,  # skipped, but only the open-book answer is right
+        "waste": retrieve & closed_book_right,  # retrieved, although the closed-book answer is right
+        "skipped_right": ~retrieve & closed_book_right,
     }
     compute_means = _build_mean_metric(columns)
     return lambda weights: _derive_measures(compute_means(weights))
@@ -374,17 +378,17 @@ def _correct_resamples(resamples: Values, exact: Values, approximate: Values) ->
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions of similar need and equal grades into cells."""
     level = _assign_need_levels(outcomes)
-    opened = False if outcomes.opened is None else outcomes.opened
+    open_book_right = False if outcomes.open_book_right is None else outcomes.open_book_right
     # Each combination of level and grades has a code of its own: 4 times the level, plus 2 if the closed-book answer is
     # right, plus 1 if the open-book answer is. Below, the codes are taken apart again.
-    codes = 4 * level.astype(np.int64) + 2 * outcomes.closed + opened
+    codes = 4 * level.astype(np.int64) + 2 * outcomes.closed_book_right + open_book_right
     cell_codes, cell_of_question = np.unique(codes, return_inverse=True)
     level_means = _compute_level_means(outcomes.needs, level)
     as_questions = GradedNeeds(
         needs=level_means[cell_codes // 4],
         threshold=outcomes.threshold,
-        closed=cell_codes % 4 >= 2,
-        opened=None if outcomes.opened is None else cell_codes % 2 == 1,
+        closed_book_right=cell_codes % 4 >= 2,
+        open_book_right=None if outcomes.open_book_right is None else cell_codes % 2 == 1,
     )
     return QuestionCells(as_questions, cell_of_question.astype(np.int32))
 

@@ -128,8 +128,8 @@ def _measure_cascade(
     retrieve = gate.needs > gate.threshold
     rate = float(retrieve.mean())
     always_right = table.always_right.astype(float)
-    right_alone = np.where(retrieve, always_right, table.closed_right)
-    right = np.where(retrieve, arbiter_right, table.closed_right)
+    right_alone = np.where(retrieve, always_right, table.closed_book_right)
+    right = np.where(retrieve, arbiter_right, table.closed_book_right)
     columns = {"accuracy": right, "change": right - right_alone, "against_always": right - always_right}
     p_value, gained, harmed = mcnemar_test(right, table.always_right)
     return CascadeResult(
@@ -278,7 +278,7 @@ def evaluate_second_look(
     table: LabelTable, gates: Sequence[TableScores], useful: BoolArray, bootstrap: Bootstrap
 ) -> list[SecondLookResult]:
     """Measure every gate with and without a judge. `useful` is the judge's verdict on the passages of each question."""
-    if table.open_right is None:
+    if table.open_book_right is None:
         raise BadSetting(
             "`second_look` needs answers with passages, but the recorded answers have none. Run `knowgate label` with `index`."
         )
@@ -289,14 +289,15 @@ def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
     """Measure a gate with and without a judge. The judge drops passages that are not `useful`."""
-    closed, opened = table.closed_right, table.always_right
+    closed_book_right, open_book_right = table.closed_book_right, table.always_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful
-    once = np.where(retrieve, opened, closed)  # whether each answer is right without the judge
-    twice = np.where(shown, opened, closed)  # and with the judge
+    once = np.where(retrieve, open_book_right, closed_book_right)  # whether each answer is right without the judge
+    twice = np.where(shown, open_book_right, closed_book_right)  # and with the judge
     # The probability of each right answer if the passages of as many questions are dropped at random.
     shown_share = float(shown.sum() / max(1, retrieve.sum()))
-    random = np.where(retrieve, shown_share * opened + (1 - shown_share) * closed, closed)
+    expected = shown_share * open_book_right + (1 - shown_share) * closed_book_right
+    random = np.where(retrieve, expected, closed_book_right)
     difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})
     return SecondLookResult(
         gate=gate.name,

@@ -149,10 +149,10 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     """
     check_number(max_loss, "the maximum loss")
     table = evaluation.table
-    if table.open_right is None:
+    if table.open_book_right is None:
         return Recommendation("unknown", len(table.rows), max_loss)
     arbitrated = evaluation.cascade.arbiter_right if evaluation.cascade else None
-    answers = CorrectAnswers(table.closed_right, table.open_right, arbitrated)
+    answers = CorrectAnswers(table.closed_book_right, table.open_book_right, arbitrated)
     calibrated = _find_calibrated_gate(evaluation)
     if calibrated:
         recommendation = _recommend_own_threshold(evaluation, calibrated, answers, max_loss)
@@ -166,7 +166,7 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
 
 def _recommend_best_gate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
     """Choose a gate and threshold on all questions, and recommend them if they are useful."""
-    n = len(answers.closed)
+    n = len(answers.closed_book_right)
     all_rows = np.ones(n, dtype=bool)
     # A choice looks better on the questions that it was made on than on others, so only half of the loss is allowed there.
     choice = choose_gate(_list_needs(evaluation), answers, all_rows, max_loss / 2)
@@ -217,7 +217,7 @@ def _recommend_own_threshold(
         arbiter=cascade.arbiter if cascade else "",
         at_own_threshold=True,
         skips=skips,
-        right=np.where(skips, answers.closed, answers.retrieved),
+        right=np.where(skips, answers.closed_book_right, answers.retrieved),
     )
     measured = _measure_effect(evaluation, recommendation, answers, skips, recommendation.right)
     return _set_level(evaluation, measured, is_guaranteed=guarantee.holds)
@@ -234,7 +234,7 @@ def _recommend_choice(
     Cross-validation measures the effect of the gate.
     """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
-    all_rows = np.ones(len(answers.closed), dtype=bool)
+    all_rows = np.ones(len(answers.closed_book_right), dtype=bool)
     recommendation = Recommendation(
         level="unknown",  # it is set below
         n=len(all_rows),
@@ -261,7 +261,7 @@ def _apply_fold_choices(folds: Sequence[_Fold], answers: CorrectAnswers) -> tupl
         Whether each search is skipped, and whether each final answer is right.
     """
     # A fold without a choice always retrieves.
-    skips, right = np.zeros(len(answers.opened), dtype=bool), answers.opened.copy()
+    skips, right = np.zeros(len(answers.open_book_right), dtype=bool), answers.open_book_right.copy()
     for fold in folds:
         if fold.choice is not None:
             skips[fold.rows] = fold.choice.skips(fold.rows)
@@ -295,8 +295,9 @@ def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_quest
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
     """Build the recommendation to never retrieve, with its measured loss."""
-    skips = np.ones(len(answers.closed), dtype=bool)  # every search is skipped
-    recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=answers.closed)
+    skips = np.ones(len(answers.closed_book_right), dtype=bool)  # every search is skipped
+    right = answers.closed_book_right
+    recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=right)
     measured = _measure_effect(evaluation, recommendation, answers, skips, recommendation.right)
     return _set_level(evaluation, measured)
 
@@ -343,7 +344,8 @@ def _measure_effect(
         skips: Whether each search is skipped, by a gate and threshold that were chosen without this question.
         right: Whether the final answer to each question is then right.
     """
-    changes = right.astype(float) - answers.opened  # 1 if only the gate is right, -1 if only always retrieving is
+    # 1 if only the gate is right, -1 if only always retrieving is.
+    changes = right.astype(float) - answers.open_book_right
     gains = _compute_gains(changes, answers, skips)
     columns = [recommendation.skips.astype(float), skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
@@ -368,8 +370,8 @@ def _compute_gains(changes: FloatArray, answers: CorrectAnswers, held_out_skips:
     A change is 1 if an answer became right, -1 if it became wrong. Random skips would be as many.
     """
     # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
-    arbiter_changes = answers.retrieved.astype(float) - answers.opened
-    mean_skip_change = float(answers.closed.mean() - answers.retrieved.mean())
+    arbiter_changes = answers.retrieved.astype(float) - answers.open_book_right
+    mean_skip_change = float(answers.closed_book_right.mean() - answers.retrieved.mean())
     gains: FloatArray = changes - arbiter_changes - held_out_skips * mean_skip_change
     return gains
 

@@ -23,7 +23,8 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion
 
 COST_MEASURES = ("seconds", "prompt", "completion", "gpu")
-COST_STAGES = ("reading", "closed", "opened", "closed_only")  # attributes of TrafficEvent that hold costs
+# Attributes of TrafficEvent that hold costs.
+COST_STAGES = ("reading", "closed_book_cost", "open_book_cost", "closed_book_only_cost")
 SECONDS_PER_HOUR = 3_600
 UNKNOWN_AMOUNT = math.nan
 MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
@@ -170,9 +171,9 @@ class EventCost:
 class AnswerGrades(NamedTuple):
     """Whether the answers to a question of a label run are correct."""
 
-    closed: bool  # the answer without passages
-    opened: bool  # the answer with passages
-    given: bool  # the answer that is given after a search: `opened`, or the one of both that an arbiter chooses
+    closed_book: bool  # the answer without passages
+    open_book: bool  # the answer with passages
+    given: bool  # the answer that is given after a search: `open_book`, or the one of both that an arbiter chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +184,11 @@ class TrafficEvent:
         need: Need for retrieval that the gate computed (0 = the LLM knows, 1 = retrieve).
         retrieved: Whether the gate retrieved. None in a label run, where every question is answered both ways.
         reading: Cost of what the gate reads to decide, such as a draft answer.
-        closed: Cost of finishing the closed-book answer after skipping the search.
-        opened: Cost of searching and answering with passages (open-book).
+        closed_book_cost: Cost of finishing the closed-book answer after skipping the search.
+        open_book_cost: Cost of searching and answering with passages (open-book).
         loses_answer: In a log, whether the answer without passages differs from the one with passages. In a label run,
             whether it is wrong while the one with passages is correct. None if only one answer is known.
-        closed_only: Cost of the closed-book answer if there is no gate.
+        closed_book_only_cost: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
         has_draft: Whether an answer is drafted before the decision; None if that is not recorded.
         right: Which answers are correct; None in a log, whose answers are not graded.
@@ -197,10 +198,10 @@ class TrafficEvent:
     need: float
     retrieved: bool | None = None
     reading: EventCost = field(default_factory=EventCost)
-    closed: EventCost = field(default_factory=EventCost)
-    opened: EventCost = field(default_factory=EventCost)
+    closed_book_cost: EventCost = field(default_factory=EventCost)
+    open_book_cost: EventCost = field(default_factory=EventCost)
     loses_answer: bool | None = None
-    closed_only: EventCost = field(default_factory=EventCost)
+    closed_book_only_cost: EventCost = field(default_factory=EventCost)
     extra_calls: float = 0.0
     has_draft: bool | None = None
     right: AnswerGrades | None = None
@@ -366,20 +367,21 @@ def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmou
 def measure_always_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of always retrieving, without a gate."""
     retrieve = np.ones(len(traffic.events), dtype=bool)
-    return _average_costs(traffic, retrieve, traffic.costs["opened"], calls=1.0)
+    return _average_costs(traffic, retrieve, traffic.costs["open_book_cost"], calls=1.0)
 
 
 def measure_never_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of never retrieving, without a gate."""
     retrieve = np.zeros(len(traffic.events), dtype=bool)
-    return _average_costs(traffic, retrieve, traffic.costs["closed_only"], calls=1.0)
+    return _average_costs(traffic, retrieve, traffic.costs["closed_book_only_cost"], calls=1.0)
 
 
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
     """Measure the mean cost per question with a gate. `retrieve` holds the decision on each question."""
     costs = {}
     for measure in COST_MEASURES:
-        answering = np.where(retrieve, traffic.costs["opened"][measure], traffic.costs["closed"][measure])
+        search, skip = traffic.costs["open_book_cost"][measure], traffic.costs["closed_book_cost"][measure]
+        answering = np.where(retrieve, search, skip)
         costs[measure] = traffic.costs["reading"][measure] + answering
     calls = _count_gated_calls(traffic, retrieve)
     cost = _average_costs(traffic, retrieve, costs, calls, has_arbiter=True)
@@ -441,9 +443,8 @@ def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool
     grades = [event.right for event in traffic.events]
     if None in grades:
         return None, None
-    closed, opened, arbitrated = np.array(grades, dtype=bool).T  # one column for each kind of answer
-    right_after_search = arbitrated if has_arbiter else opened
-    right = np.where(retrieve, right_after_search, closed)
-    lost = opened & ~right
-    gained = right & ~opened
+    closed_book_right, open_book_right, given_right = np.array(grades, dtype=bool).T
+    right = np.where(retrieve, given_right if has_arbiter else open_book_right, closed_book_right)
+    lost = open_book_right & ~right
+    gained = right & ~open_book_right
     return estimate_proportion(lost.tolist()), estimate_proportion(gained.tolist())

@@ -60,19 +60,19 @@ class ActionOutcomes:
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the answer after each action is correct; one row per question, one column per action.
-        open_right: Whether the answer with the passages of one retrieval is correct. (In `right`, an arbiter may have
+        open_book_right: Whether the answer with the passages of one retrieval is correct. (In `right`, an arbiter may have
             chosen the answer without passages instead.)
         searches: Mean number of searches of each action.
     """
 
     needs: FloatArray
     right: BoolArray
-    open_right: BoolArray
+    open_book_right: BoolArray
     searches: tuple[float, ...] = (0.0, 1.0, DEFAULT_ROUNDS)
 
     def select(self, rows: BoolArray) -> ActionOutcomes:
         """Return the outcomes of the questions in a mask."""
-        return ActionOutcomes(self.needs[rows], self.right[rows], self.open_right[rows], self.searches)
+        return ActionOutcomes(self.needs[rows], self.right[rows], self.open_book_right[rows], self.searches)
 
 
 def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> FloatArray:
@@ -142,8 +142,8 @@ def _measure_choice(
 ) -> ActionResult:
     """Measure accuracy and searches of the actions that a gate chose, as indices in `ACTIONS`."""
     right = outcomes.right[np.arange(len(actions)), actions]  # whether the chosen action answers each question right
-    changes = right.astype(float) - outcomes.open_right
-    p_value, _, _ = mcnemar_test(right, outcomes.open_right)
+    changes = right.astype(float) - outcomes.open_book_right
+    p_value, _, _ = mcnemar_test(right, outcomes.open_book_right)
     n_searches = np.asarray(outcomes.searches)[actions]
     return ActionResult(
         gate=gate,
@@ -177,7 +177,7 @@ def evaluate_actions(
             f"{len(table.rows)} questions are too few to compare no search, one search and several. Label more questions with "
             "`knowgate label`."
         )
-    right = np.stack([table.closed_right, once_right, several_right], axis=1)
+    right = np.stack([table.closed_book_right, once_right, several_right], axis=1)
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)
     results = []
     for gate in gates:

@@ -394,4 +394,4 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
         has_draft=DRAFT_BY_WAY.get(way),
         always_searches=way == "race",
     )
-    return replace(event, opened=answering) if retrieved else replace(event, closed=answering)
+    return replace(event, open_book_cost=answering) if retrieved else replace(event, closed_book_cost=answering)

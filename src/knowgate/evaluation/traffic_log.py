@@ -180,8 +180,8 @@ class _AnswerAmounts:
         reading_seconds: Time until the decision.
         rest_seconds: Time after the decision.
         answer_seconds: Time in which the LLM answered after the decision.
-        closed_prompt: Tokens of the prompt without passages.
-        open_prompt: Tokens of the prompt with passages.
+        closed_book_prompt: Tokens of the prompt without passages.
+        open_book_prompt: Tokens of the prompt with passages.
         draft: Tokens that were generated before the decision.
         answer: Tokens of the answer.
     """
@@ -189,8 +189,8 @@ class _AnswerAmounts:
     reading_seconds: float
     rest_seconds: float
     answer_seconds: float
-    closed_prompt: float
-    open_prompt: float
+    closed_book_prompt: float
+    open_book_prompt: float
     draft: float
     answer: float
 
@@ -202,7 +202,7 @@ def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) ->
     """
     passages = _get_passages(record)
     amounts = _parse_amounts(record, passages)
-    reading_prompt = amounts.closed_prompt if amounts.draft else 0.0  # without a draft, the LLM reads no prompt yet
+    reading_prompt = amounts.closed_book_prompt if amounts.draft else 0.0  # a gate without a draft reads no prompt
     reading = EventCost(amounts.reading_seconds, reading_prompt, amounts.draft, gpu=amounts.reading_seconds)
     is_different = _answers_differ(record, has_passages=bool(passages))
     event = TrafficEvent(need, retrieved, reading, loses_answer=is_different)
@@ -218,13 +218,13 @@ def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmo
     """
     seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
     reading_seconds = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES) if seconds else math.nan
-    closed_prompt = tokens.get("closed_prompt", estimate_tokens(_get_text(record, "question")))
+    closed_book_prompt = tokens.get("closed_prompt", estimate_tokens(_get_text(record, "question")))
     return _AnswerAmounts(
         reading_seconds=reading_seconds,
         rest_seconds=seconds["total"] - reading_seconds if "total" in seconds else math.nan,
         answer_seconds=seconds.get("answer", 0.0) if seconds else math.nan,
-        closed_prompt=closed_prompt,
-        open_prompt=tokens.get("open_prompt", closed_prompt + sum(map(estimate_tokens, passages))),
+        closed_book_prompt=closed_book_prompt,
+        open_book_prompt=tokens.get("open_prompt", closed_book_prompt + sum(map(estimate_tokens, passages))),
         draft=tokens.get("draft", math.nan),
         answer=tokens.get("answer", estimate_tokens(_get_text(record, "answer"))),
     )
@@ -240,34 +240,36 @@ def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_
             answering without a search is known. Otherwise only the length of the prompt is.
 
     Returns:
-        The event with the costs of searching and answering after the decision (`opened`), of skipping the search after
-        the decision (`closed`), and of answering without any gate or search (`closed_only`).
+        The event with the costs of searching and answering after the decision (`open_book_cost`), of skipping the search
+        after the decision (`closed_book_cost`), and of answering without any gate or search (`closed_book_only_cost`).
     """
-    opened = EventCost(
-        seconds=amounts.rest_seconds, prompt=amounts.open_prompt, completion=amounts.answer, gpu=amounts.answer_seconds
+    open_book_cost = EventCost(
+        amounts.rest_seconds, amounts.open_book_prompt, completion=amounts.answer, gpu=amounts.answer_seconds
     )
+    event = replace(event, open_book_cost=open_book_cost)
     if not has_full_draft:
-        return replace(event, opened=opened, closed_only=EventCost(prompt=amounts.closed_prompt))
+        return replace(event, closed_book_only_cost=EventCost(prompt=amounts.closed_book_prompt))
     nothing = EventCost(seconds=0.0, prompt=0.0, completion=0.0, gpu=0.0)  # the draft was written before the decision
     # Without passages, all the time was spent on the draft, and the LLM computed all of this time.
     seconds = amounts.reading_seconds
-    closed_only = EventCost(seconds, prompt=amounts.closed_prompt, completion=amounts.draft, gpu=seconds)
-    return replace(event, opened=opened, closed=nothing, closed_only=closed_only)
+    closed_book_only_cost = EventCost(seconds, prompt=amounts.closed_book_prompt, completion=amounts.draft, gpu=seconds)
+    return replace(event, closed_book_cost=nothing, closed_book_only_cost=closed_book_only_cost)
 
 
 def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEvent:
     """Add the costs of a question answered without a search. If the gate read a draft, the answer continues it.
 
     Returns:
-        The event with the costs of the answer after the decision (`closed`), and of the whole answer (`closed_only`).
+        The event with the costs of the answer after the decision (`closed_book_cost`), and of the whole answer
+        (`closed_book_only_cost`).
     """
-    rest_prompt = 0.0 if amounts.draft else amounts.closed_prompt  # a draft has read the prompt already
+    rest_prompt = 0.0 if amounts.draft else amounts.closed_book_prompt  # a draft has read the prompt already
     rest_tokens = _subtract(amounts.answer, amounts.draft)
-    closed = EventCost(amounts.rest_seconds, rest_prompt, rest_tokens, gpu=amounts.answer_seconds)
+    closed_book_cost = EventCost(amounts.rest_seconds, rest_prompt, rest_tokens, gpu=amounts.answer_seconds)
     total_seconds = amounts.reading_seconds + amounts.rest_seconds
     total_gpu = amounts.reading_seconds + amounts.answer_seconds
-    closed_only = EventCost(total_seconds, amounts.closed_prompt, amounts.answer, gpu=total_gpu)
-    return replace(event, closed=closed, closed_only=closed_only)
+    closed_book_only_cost = EventCost(total_seconds, amounts.closed_book_prompt, amounts.answer, gpu=total_gpu)
+    return replace(event, closed_book_cost=closed_book_cost, closed_book_only_cost=closed_book_only_cost)
 
 
 def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
@@ -380,18 +382,18 @@ def _make_graded_events(
         need = float(scores.needs[index])
         event = _make_graded_event(row, need, draft_tokens + scores.extra_tokens, seconds_per_token)
         events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
-    return events if table.open_right is None else _add_grades(events, table, table.open_right, choices)
+    return events if table.open_book_right is None else _add_grades(events, table, table.open_book_right, choices)
 
 
 def _add_grades(
-    events: list[TrafficEvent], table: LabelTable, open_right: BoolArray, choices: ArbiterChoices | None
+    events: list[TrafficEvent], table: LabelTable, open_book_right: BoolArray, choices: ArbiterChoices | None
 ) -> list[TrafficEvent]:
     """Return the events with the grades of both answers and of the one that is given after a search."""
     given_right = choices.right if choices else table.always_right
-    columns = zip(table.closed_right.tolist(), open_right.tolist(), given_right.tolist(), strict=True)
-    grades = [AnswerGrades(*row) for row in columns]  # closed, opened, given
+    columns = zip(table.closed_book_right.tolist(), open_book_right.tolist(), given_right.tolist(), strict=True)
+    grades = [AnswerGrades(*row) for row in columns]
     return [
-        replace(event, loses_answer=grade.given and not grade.closed, right=grade)
+        replace(event, loses_answer=grade.given and not grade.closed_book, right=grade)
         for event, grade in zip(events, grades, strict=True)
     ]
 
@@ -417,15 +419,15 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
         draft: Number of draft tokens that the gate reads. The answer without passages continues the draft.
         seconds_per_token: GPU seconds of the LLM per generated token.
     """
-    closed_prompt = estimate_tokens(row.question) if row.question else math.nan
-    open_prompt = math.nan
+    closed_book_prompt = estimate_tokens(row.question) if row.question else math.nan
+    open_book_prompt = math.nan
     if row.passages:
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in row.passages)
-        open_prompt = closed_prompt + passage_tokens
-    closed_answer = _count_known_tokens(row.closed)
+        open_book_prompt = closed_book_prompt + passage_tokens
+    closed_book_answer = _count_known_tokens(row.closed)
     # The prompt is read once: before the decision if there is a draft, else after it.
     nothing = 0.0 if row.question else math.nan
-    prompt_before, prompt_after = (closed_prompt, nothing) if draft else (nothing, closed_prompt)
+    prompt_before, prompt_after = (closed_book_prompt, nothing) if draft else (nothing, closed_book_prompt)
 
     def make_cost(prompt: float, completion: float) -> EventCost:
         return EventCost(prompt=prompt, completion=completion, gpu=completion * seconds_per_token)
@@ -433,7 +435,7 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
     return TrafficEvent(
         need,
         reading=make_cost(prompt_before, draft),
-        closed=make_cost(prompt_after, _subtract(closed_answer, draft)),
-        opened=make_cost(open_prompt, _count_known_tokens(row.open)),
-        closed_only=make_cost(closed_prompt, closed_answer),
+        closed_book_cost=make_cost(prompt_after, _subtract(closed_book_answer, draft)),
+        open_book_cost=make_cost(open_book_prompt, _count_known_tokens(row.open)),
+        closed_book_only_cost=make_cost(closed_book_prompt, closed_book_answer),
     )

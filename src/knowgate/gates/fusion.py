@@ -148,8 +148,8 @@ class FusionGate(FittedGate):
         predictions = self._predict(questions, readings)
         if len(predictions) == 1:
             return predictions[0]
-        closed_wrong, open_wrong = predictions
-        return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
+        closed_book_wrong, open_book_wrong = predictions
+        return compute_gain_needs(known=1 - closed_book_wrong, document_right=1 - open_book_wrong)
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
         """Return the predictions of each logistic regression, one per question.
@@ -203,10 +203,11 @@ class FusionGate(FittedGate):
 
     def _explain_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how probably each question is answered right without and with passages."""
-        closed_right, open_right = (1 - wrong for wrong in self._predict(questions, readings))
-        pairs = zip(closed_right, open_right, strict=True)
+        closed_book_right, open_book_right = (1 - wrong for wrong in self._predict(questions, readings))
+        pairs = zip(closed_book_right, open_book_right, strict=True)
         return [
-            f"expected to be right: {closed:.0%} from memory, {opened:.0%} with passages" for closed, opened in pairs
+            f"expected to be right: {closed_book:.0%} from memory, {open_book:.0%} with passages"
+            for closed_book, open_book in pairs
         ]
 
     @functools.cached_property

@@ -209,7 +209,7 @@ class _GateScorer:
             threshold=gate.threshold,
             calls=float(has_own_prompt) + n_samples,
             drafts=gate.request.draft_tokens > 0,
-            extra_tokens=n_samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
+            extra_tokens=n_samples * float(table.closed_book_tokens.mean()),  # a sample is about as long as an answer
             note=gate.note,
             raw=np.concatenate(self.raw) if self.raw else None,
             far=compute_far_share(distances[~np.isnan(distances)].tolist()),

@@ -305,8 +305,8 @@ def import_answers(
 def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) -> LabelRow:
     """Make the label row of a question from its recorded answers."""
     question = record.question
-    closed = _make_answer(record, "closed", grader, options)
-    opened = _make_answer(record, "open", grader, options)
+    closed_book = _make_answer(record, "closed", grader, options)
+    open_book = _make_answer(record, "open", grader, options)
     language = detect_question_language(question)
     row = make_empty_row(question, language, grader)
     grader_name = RECORDED_GRADER if options.closed_correct else row.grader
@@ -314,15 +314,15 @@ def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) 
         row,
         grader=grader_name,
         meta=_drop_field(question.meta, options.logprobs),  # they are stored with the answer
-        closed=closed,
-        open=opened,
+        closed=closed_book,
+        open=open_book,
         iterative=_make_answer(record, "iterative", grader, options),
-        tokens=_count_tokens(closed) + _count_tokens(opened),
+        tokens=_count_tokens(closed_book) + _count_tokens(open_book),
     )
-    if closed is None or opened is None:  # passages and the benefit of retrieval are stored only with both answers
+    if closed_book is None or open_book is None:  # passages and benefit are stored only with both answers
         return row
     passages = parse_passages(record.get(options.passages)) if options.passages else question.contexts
-    return replace(row, passages=passages, benefit=retrieval_benefit(closed.correct, opened.correct))
+    return replace(row, passages=passages, benefit=retrieval_benefit(closed_book.correct, open_book.correct))
 
 
 def _count_tokens(answer: GradedAnswer | None) -> int:

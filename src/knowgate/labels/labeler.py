@@ -219,23 +219,23 @@ class Labeler:
 
             get_evidence = thread.submit(select).result if can_select_in_thread else select
             assessments = self._assess(questions)
-            closed_prompts = [self.prompts.closed(question) for question in questions]
-            closed = self._read(closed_prompts, self.options.samples, with_states=True)
-            empty_rows = [self._make_empty_row(question) for question in questions]
-            graded = self._grade_in_thread(thread, lambda: self._add_answers(empty_rows, questions, "closed", closed))
-            signals = self._collect_signals(assessments, closed)
-            evidence, open_prompts = get_evidence()
-            n_open = self.options.samples if self.options.open_samples is None else self.options.open_samples
-            opened = self._read(open_prompts, n_open) if open_prompts else []
+            closed_book_prompts = [self.prompts.closed(question) for question in questions]
+            closed_book = self._read(closed_book_prompts, self.options.samples, with_states=True)
+            rows = [self._make_empty_row(question) for question in questions]
+            graded = self._grade_in_thread(thread, lambda: self._add_answers(rows, questions, "closed", closed_book))
+            signals = self._collect_signals(assessments, closed_book)
+            evidence, open_book_prompts = get_evidence()
+            n_samples = self.options.samples if self.options.open_samples is None else self.options.open_samples
+            open_book = self._read(open_book_prompts, n_samples) if open_book_prompts else []
 
         def finish() -> LabeledBatch:
             """Add signals, open-book answers and grades to the rows of the batch."""
             graded_rows = zip(graded.result(), signals, strict=True)
             rows = [replace(row, signals=row_signals) for row, row_signals in graded_rows]
-            rows = self._add_open_answers(rows, questions, evidence, opened)
+            rows = self._add_open_book_answers(rows, questions, evidence, open_book)
             seconds = (time.perf_counter() - start) / len(questions)
             rows = [replace(compare_answers(row), seconds=seconds) for row in rows]
-            return LabeledBatch(rows, pack_hidden_states(closed))
+            return LabeledBatch(rows, pack_hidden_states(closed_book))
 
         return finish
 
@@ -278,14 +278,14 @@ class Labeler:
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
     def _collect_signals(
-        self, assessments: Sequence[float | None], closed: Sequence[Reading]
+        self, assessments: Sequence[float | None], closed_book: Sequence[Reading]
     ) -> list[dict[str, float]]:
         """Return the signals of each question by name: its self-assessment, and SeaKR if it is recorded.
 
         SeaKR measures how much the hidden states of the sampled answers differ.
         """
         signals: list[dict[str, float]] = []
-        for assessment, reading in zip(assessments, closed, strict=True):
+        for assessment, reading in zip(assessments, closed_book, strict=True):
             row_signals = {} if assessment is None else {confidence.SELF_ASSESSMENT: assessment}
             if reading.sample_states is not None:
                 states = reading.sample_states[: samples.SEAKR_SAMPLES]
@@ -336,12 +336,12 @@ class Labeler:
                 prompts.append(shown.prompt)
         return evidence, prompts
 
-    def _add_open_answers(
+    def _add_open_book_answers(
         self,
         rows: list[LabelRow],
         questions: Sequence[Question],
         evidence: Sequence[Evidence],
-        opened: Sequence[Reading],
+        open_book: Sequence[Reading],
     ) -> list[LabelRow]:
         """Add the passages to all rows, and graded answers with passages where available.
 
@@ -349,7 +349,7 @@ class Labeler:
             rows: Rows with closed-book answers.
             questions: The question of each row.
             evidence: The passages of each row.
-            opened: Open-book answers, only of the rows that have passages.
+            open_book: Open-book answers, only of the rows that have passages.
         """
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
@@ -358,18 +358,18 @@ class Labeler:
         with_passages = [number for number, row in enumerate(rows) if row.passages]  # numbers of rows
         if not with_passages:
             return rows
-        open_rows = [rows[number] for number in with_passages]
-        open_questions = [questions[number] for number in with_passages]
-        answered_rows = self._add_answers_with_passages(open_rows, open_questions, opened)
+        open_book_rows = [rows[number] for number in with_passages]
+        open_book_questions = [questions[number] for number in with_passages]
+        answered_rows = self._add_answers_with_passages(open_book_rows, open_book_questions, open_book)
         answered = dict(zip(with_passages, answered_rows, strict=True))
         return [answered.get(number, row) for number, row in enumerate(rows)]
 
     def _add_answers_with_passages(
-        self, rows: list[LabelRow], questions: Sequence[Question], opened: Sequence[Reading]
+        self, rows: list[LabelRow], questions: Sequence[Question], open_book: Sequence[Reading]
     ) -> list[LabelRow]:
         """Add all answers with passages to rows that have passages."""
         shown = [row.passages for row in rows]
-        checked = list(map(self.prompts.check_open_reading, questions, shown, opened))
+        checked = list(map(self.prompts.check_open_reading, questions, shown, open_book))
         rows = self._add_answers(rows, questions, "open", checked)
         if self.options.mask:
             rows = self._add_masked_answers(rows, questions)

@@ -160,7 +160,7 @@ def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: i
     raw_accuracy = MISSING_VALUE
     if scores.raw is not None:
         says_unknown = scores.raw > RAW_THRESHOLD
-        raw_accuracy = format_percent(float((says_unknown == ~table.closed_right).mean()))
+        raw_accuracy = format_percent(float((says_unknown == ~table.closed_book_right).mean()))
     answers = f"{cells['accuracy']} ({cells['retrieval']})"
     return (
         str(variant.tokens), str(n_training), variant.grader, cells["judged right"], raw_accuracy,

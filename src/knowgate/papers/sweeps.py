@@ -104,23 +104,25 @@ def measure_decisions(table: LabelTable, retrieve: BoolArray) -> dict[str, str]:
         retrieving, with a 95 % interval; harm; waste; and the share of right decisions (retrieve if the LLM does not
         know the answer). Without open answers, all cells but the first and the last are dashes.
     """
-    closed = table.closed_right
+    closed_book_right = table.closed_book_right
     rate = float(retrieve.mean())
     cells = dict.fromkeys(DECISION_COLUMNS, MISSING_VALUE)
     cells["retrieval"] = format_percent(rate)
-    cells["judged right"] = format_percent(float((retrieve == ~closed).mean()))
-    if table.open_right is None:
+    cells["judged right"] = format_percent(float((retrieve == ~closed_book_right).mean()))
+    if table.open_book_right is None:
         return cells
-    opened = table.open_right
-    right = np.where(retrieve, opened, closed).astype(float)
+    open_book_right = table.open_book_right
+    right = np.where(retrieve, open_book_right, closed_book_right).astype(float)
     accuracy = float(right.mean())
-    random = float(rate * opened.mean() + (1 - rate) * closed.mean())
+    random = float(rate * open_book_right.mean() + (1 - rate) * closed_book_right.mean())
     cells["accuracy"] = format_percent(accuracy)
     cells["random"] = format_percent(random)
     cells["gain"] = format_points(accuracy - random)
-    cells["against always"] = format_points_estimate(estimate_mean(right - opened))
-    cells["harm"] = format_percent(float((~retrieve & opened & ~closed).mean()))  # skipped, but passages were needed
-    cells["waste"] = format_percent(float((retrieve & closed).mean()))  # retrieved, but the LLM knew the answer
+    cells["against always"] = format_points_estimate(estimate_mean(right - open_book_right))
+    is_harmed = ~retrieve & open_book_right & ~closed_book_right  # skipped, but passages were needed
+    is_wasted = retrieve & closed_book_right  # retrieved, but the LLM knew the answer
+    cells["harm"] = format_percent(float(is_harmed.mean()))
+    cells["waste"] = format_percent(float(is_wasted.mean()))
     return cells
 
 
@@ -129,7 +131,7 @@ def measure_majority_decisions(table: LabelTable) -> dict[str, str]:
 
     It retrieves if the LLM knows less than half of the answers.
     """
-    share_unknown = float((~table.closed_right).mean())
+    share_unknown = float((~table.closed_book_right).mean())
     return measure_decisions(table, np.full(len(table.rows), share_unknown > 0.5))
 
 
@@ -157,7 +159,7 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
 
 def format_auroc(table: LabelTable, gate: TableScores) -> str:
     """Format how well a gate's needs predict unknown answers, as AUROC."""
-    value = auroc(~table.closed_right, gate.needs)
+    value = auroc(~table.closed_book_right, gate.needs)
     return MISSING_VALUE if value is None else f"{value:.3f}"
 
 

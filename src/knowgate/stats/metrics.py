@@ -296,37 +296,39 @@ class Frontier:
         return float(np.interp(rate, np.arange(n + 1) / n, self.accuracies))
 
 
-def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: FloatArray) -> Frontier:
+def compute_frontier(closed_book_right: BoolArray, open_book_right: BoolArray, needs: FloatArray) -> Frontier:
     """Compute the accuracy of a gate at every retrieval rate.
 
     Passages are retrieved for the questions with the highest needs first.
 
     Args:
-        closed_right: Whether each answer without passages is correct.
-        open_right: Whether each answer with passages is correct.
+        closed_book_right: Whether each answer without passages is correct.
+        open_book_right: Whether each answer with passages is correct.
         needs: The gate's need for retrieval of each question. There must be at least one question.
     """
     n = len(needs)
-    gains = open_right.astype(float) - closed_right.astype(float)  # 1 if retrieval helps, 0, or -1 if it harms
+    # 1 if retrieval helps, 0, or -1 if it harms.
+    gains = open_book_right.astype(float) - closed_book_right.astype(float)
     order = np.argsort(-needs, kind="stable")
     # Every order within a tie is equally likely, so tied questions share the mean gain of their tie.
     starts = np.flatnonzero(np.diff(-needs[order], prepend=np.nan) != 0)  # first question of each tie
     sizes = np.diff(np.append(starts, n))  # number of questions in each tie
     expected_gains = np.repeat(np.add.reduceat(gains[order], starts) / sizes, sizes)
-    accuracies = (closed_right.sum() + np.concatenate([[0.0], np.cumsum(expected_gains)])) / n
+    accuracies = (closed_book_right.sum() + np.concatenate([[0.0], np.cumsum(expected_gains)])) / n
     area = (accuracies[:-1] + accuracies[1:]).mean() / 2
     random_area = (accuracies[0] + accuracies[-1]) / 2
     return Frontier(accuracies, float(area), float(random_area))
 
 
-def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> Frontier:
+def compute_oracle_frontier(closed_book_right: BoolArray, open_book_right: BoolArray) -> Frontier:
     """Compute the best possible accuracy at every retrieval rate.
 
     The oracle retrieves first for questions that retrieval helps.
 
     Args:
-        closed_right: Whether each answer without passages is correct.
-        open_right: Whether each answer with passages is correct.
+        closed_book_right: Whether each answer without passages is correct.
+        open_book_right: Whether each answer with passages is correct.
     """
-    gains = open_right.astype(float) - closed_right.astype(float)  # 1 if retrieval helps, 0, or -1 if it harms
-    return compute_frontier(closed_right, open_right, needs=(gains + 1) / 2)
+    # 1 if retrieval helps, 0, or -1 if it harms.
+    gains = open_book_right.astype(float) - closed_book_right.astype(float)
+    return compute_frontier(closed_book_right, open_book_right, needs=(gains + 1) / 2)

@@ -66,7 +66,7 @@ def _fit_sides(features: Vector, pairs: AnswerPairs) -> Tensors:
     split = pairs.split
     train = pairs.select_differing(np.concatenate([split.train, split.dev, split.calibration]))
     tensors: Tensors = {}
-    for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
+    for side, right in (("closed", pairs.closed_book_right), ("open", pairs.open_book_right)):
         fitted = fit_linear(features[train], right[train])
         tensors |= {f"{side}.{name}": block for name, block in fitted.items()}
     return tensors
@@ -138,8 +138,8 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
         fold_rows = rows[folds == fold]
         fold_pairs = replace(pairs, split=_hold_out(split, fold_rows))
         trained_beliefs[fold_rows] = fit(fold_pairs, fold).raw(fold_rows.tolist())
-    rules_right = _choose_right(pairs, take_closed(rules_beliefs))
-    trained_right = _choose_right(pairs, take_closed(trained_beliefs))
+    rules_right = _choose_right(pairs, prefer_closed_book(rules_beliefs))
+    trained_right = _choose_right(pairs, prefer_closed_book(trained_beliefs))
     return ArbiterComparison(mode, rules_right[rows], trained_right[rows])
 
 
@@ -150,7 +150,7 @@ def _hold_out(split: Split, rows: NDArray[np.int64]) -> Split:
     return Split(train, dev, np.setdiff1d(split.calibration, rows), test=rows)
 
 
-def take_closed(beliefs: FloatArray) -> BoolArray:
+def prefer_closed_book(beliefs: FloatArray) -> BoolArray:
     """Return for which rows the closed-book answer is more probably right.
 
     Args:
@@ -159,12 +159,12 @@ def take_closed(beliefs: FloatArray) -> BoolArray:
     return np.asarray(beliefs[:, 0] > beliefs[:, 1])
 
 
-def _choose_right(pairs: AnswerPairs, takes_closed: BoolArray) -> BoolArray:
+def _choose_right(pairs: AnswerPairs, prefers_closed_book: BoolArray) -> BoolArray:
     """Return for which questions the chosen answer is right.
 
-    `takes_closed` marks the closed-book choices. If both answers are the same, the open-book one counts as chosen.
+    `prefers_closed_book` marks the closed-book choices. If both answers are the same, the open-book one counts as chosen.
     """
-    return np.where(takes_closed & pairs.differ, pairs.closed_right, pairs.open_right)
+    return np.where(prefers_closed_book & pairs.differ, pairs.closed_book_right, pairs.open_book_right)
 
 
 EXTRA = "train"
@@ -307,8 +307,8 @@ def _fit_calibrations(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, di
     rows = pairs.select_differing(pairs.split.calibration)
     predictions = result.raw(rows.tolist())
     return {
-        "closed": fit_platt_scaling(predictions[:, 0], pairs.closed_right[rows]),
-        "open": fit_platt_scaling(predictions[:, 1], pairs.open_right[rows]),
+        "closed": fit_platt_scaling(predictions[:, 0], pairs.closed_book_right[rows]),
+        "open": fit_platt_scaling(predictions[:, 1], pairs.open_book_right[rows]),
     }
 
 
@@ -324,18 +324,18 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
         The metrics that `ARBITER_METRIC_NAMES` explains, by name.
     """
     test = pairs.split.test
-    closed, opened = pairs.closed_right[test], pairs.open_right[test]
-    takes_closed = take_closed(beliefs) & pairs.differ[test]
+    closed_book_right, open_book_right = pairs.closed_book_right[test], pairs.open_book_right[test]
+    prefers_closed_book = prefer_closed_book(beliefs) & pairs.differ[test]
     columns = {
-        "accuracy": np.where(takes_closed, closed, opened),
-        "always": opened,  # right answers if always retrieving
-        "never": closed,  # right answers if never retrieving
-        "oracle": closed | opened,  # right answers of a perfect arbiter
-        "takes_closed": takes_closed,
+        "accuracy": np.where(prefers_closed_book, closed_book_right, open_book_right),
+        "always": open_book_right,  # right answers if always retrieving
+        "never": closed_book_right,  # right answers if never retrieving
+        "oracle": closed_book_right | open_book_right,  # right answers of a perfect arbiter
+        "takes_closed": prefers_closed_book,
     }
     return {
-        "auroc_closed": estimate_auroc(closed, beliefs[:, 0]),
-        "auroc_open": estimate_auroc(opened, beliefs[:, 1]),
+        "auroc_closed": estimate_auroc(closed_book_right, beliefs[:, 0]),
+        "auroc_open": estimate_auroc(open_book_right, beliefs[:, 1]),
         **_estimate_shares(columns),
     }
 
@@ -370,7 +370,7 @@ def _build_manifest(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]
         "needs": sorted(result.needs),
         "wants_passages": result.wants_passages,
         **model_card.describe_training_data(pairs.table, pairs.split),
-        "base_rates": {"closed": float(pairs.closed_right.mean()), "open": float(pairs.open_right.mean())},
+        "base_rates": {"closed": float(pairs.closed_book_right.mean()), "open": float(pairs.open_book_right.mean())},
         "notes": [*result.notes, *left_out],
     }
 

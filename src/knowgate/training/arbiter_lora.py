@@ -125,7 +125,7 @@ class PairEncoder:
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make one training example per pair and side. The target is 1 for right answers."""
         made = []
-        grades = (self.pairs.closed_right, self.pairs.open_right)  # of each side
+        grades = (self.pairs.closed_book_right, self.pairs.open_book_right)  # of each side
         for side, is_right in zip(ARBITER_SIDES, grades, strict=True):
             prompts = self.encode(judge, indices, side)
             targets = [(float(is_right[index]),) for index in indices]

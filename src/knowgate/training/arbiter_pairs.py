@@ -46,12 +46,12 @@ class AnswerPairs:
     left_out: Mapping[str, int]
 
     @property
-    def closed_right(self) -> BoolArray:
+    def closed_book_right(self) -> BoolArray:
         """Whether each closed-book answer is right."""
-        return self.table.closed_right
+        return self.table.closed_book_right
 
     @property
-    def open_right(self) -> BoolArray:
+    def open_book_right(self) -> BoolArray:
         """Whether each open-book answer is right."""
         return self.table.always_right
 
@@ -105,7 +105,7 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
     required_equal = {**examples.SHARED_SETTINGS, "retriever_fingerprint": examples.FIT_SEPARATELY_ADVICE}
     every_row = load_label_table(runs, layers=(), required_equal=required_equal)
     examples.check_texts(every_row)
-    table = _select_opened(every_row, runs)
+    table = _select_open_book(every_row, runs)
     answers = [get_answer_pair(row) for row in table.rows]
     split = split_questions([pair.question.text for pair in answers], seed)
     pairs = AnswerPairs(table, answers, split, {"not opened": len(every_row.rows) - len(answers)})
@@ -113,7 +113,7 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
     return pairs
 
 
-def _select_opened(table: LabelTable, runs: Sequence[Path]) -> LabelTable:
+def _select_open_book(table: LabelTable, runs: Sequence[Path]) -> LabelTable:
     """Select the rows with a graded open-book answer.
 
     Raises:
@@ -140,8 +140,8 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
             f"an arbiter (chooses between two answers) needs {MIN_PAIRS} questions with two different answers. Only "
             f"{n_different} of {n_pairs} questions have them. Label more questions with `knowgate label`."
         )
-    _check_grades("closed-book", pairs.closed_right, pairs)
-    _check_grades("open-book", pairs.open_right, pairs)
+    _check_grades("closed-book", pairs.closed_book_right, pairs)
+    _check_grades("open-book", pairs.open_book_right, pairs)
 
 
 def _check_grades(side: str, right: BoolArray, pairs: AnswerPairs) -> None:

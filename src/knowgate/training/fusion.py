@@ -38,7 +38,7 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
     """
     table = examples.table
     heads = {}
-    for name, right in zip(GAIN_HEADS, (table.closed_right, table.always_right), strict=True):
+    for name, right in zip(GAIN_HEADS, (table.closed_book_right, table.always_right), strict=True):
         is_wrong = ~right.astype(bool)
         what = (f"wrong {name}-book answers", f"right {name}-book answers")
         require_both_classes(is_wrong[examples.split.train], MIN_ROWS_PER_CLASS, what, LABEL_MORE_ADVICE)
@@ -147,8 +147,8 @@ def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) 
     predictions = [head.predict(indices) for head in heads.values()]
     if len(predictions) == 1:
         return predictions[0]
-    closed_wrong, open_wrong = predictions
-    return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
+    closed_book_wrong, open_book_wrong = predictions
+    return compute_gain_needs(known=1 - closed_book_wrong, document_right=1 - open_book_wrong)
 
 
 def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, list[str]]:

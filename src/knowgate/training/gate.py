@@ -154,7 +154,7 @@ def _load_examples(paths: Sequence[Path], function: fit_function.FitFunction, op
     target = options.target or required.target
     layers = None if required.reads_states else ()  # None: hidden states of all layers
     examples = load_examples(paths, target=target, layers=layers, seed=options.seed)
-    if options.max_loss is not None and examples.table.open_right is None:
+    if options.max_loss is not None and examples.table.open_book_right is None:
         raise BadSetting(
             f"max_loss={options.max_loss} needs answers with passages, but the label runs (recorded answers) have none. Run "
             "`knowgate label` with `index`, or leave `max_loss` out."

@@ -194,7 +194,7 @@ def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float)
     if not len(test) or any(examples.rows[row].benefit is None for row in test):
         return {}
     outcomes = threshold_choice.GateOutcomes(
-        needs, examples.table.closed_right[test], examples.table.always_right[test]
+        needs, examples.table.closed_book_right[test], examples.table.always_right[test]
     )
     return {"test_counts": threshold_choice.evaluate_threshold(outcomes, threshold).to_record()}
 
@@ -254,7 +254,7 @@ def _choose_default_threshold(
     limits = _make_limits(max_loss)
     needs = apply_calibration(result.raw(rows.tolist()), calibration)
     outcomes = threshold_choice.GateOutcomes(
-        needs, examples.table.closed_right[rows], examples.table.always_right[rows]
+        needs, examples.table.closed_book_right[rows], examples.table.always_right[rows]
     )
     threshold = threshold_choice.choose_safe(outcomes, limits)
     if threshold == ALWAYS_RETRIEVE:

@@ -130,7 +130,7 @@ def select_known_target(examples: Examples) -> Examples:
     """
     if examples.target in ("known", "agree"):
         return examples
-    return replace(examples, needed=~examples.table.closed_right.astype(bool), target="known")
+    return replace(examples, needed=~examples.table.closed_book_right.astype(bool), target="known")
 
 
 def _write_judge(judge: FitResult, examples: Examples, folder: Path) -> dict[str, bytes]:

@@ -72,9 +72,9 @@ class TopicResult:
     Attributes:
         name: The words that distinguish the topic most or, if topics are the values of a data field, that value.
         n: Number of questions.
-        closed: Share answered right without passages (closed-book).
-        opened: Share answered right with passages (open-book); None if no question was answered with passages.
-        benefit: `opened` minus `closed`, with an interval.
+        closed_book_accuracy: Share answered right without passages (closed-book).
+        open_book_accuracy: Share answered right with passages (open-book); None if no question was answered with passages.
+        benefit: `open_book_accuracy` minus `closed_book_accuracy`, with an interval.
         searches: Share of the questions that the policy retrieves for; None without a policy.
         rows: Which questions belong to the topic.
         examples: The most central questions; empty if topics are the values of a data field.
@@ -83,8 +83,8 @@ class TopicResult:
 
     name: str
     n: int
-    closed: Proportion
-    opened: Proportion | None
+    closed_book_accuracy: Proportion
+    open_book_accuracy: Proportion | None
     benefit: Estimate | None
     searches: float | None
     rows: BoolArray = field(repr=False)
@@ -183,15 +183,15 @@ def _choose_count(topics: str, n: int) -> int:
 
 def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray | None, resamples: int) -> TopicResult:
     """Measure one topic; `rows` marks its questions."""
-    closed_right = table.closed_right[rows]
-    closed = estimate_proportion(closed_right.tolist())
-    opened = benefit = None  # both stay None if no answer used passages
-    if table.open_right is not None:
-        open_right = table.open_right[rows]
-        opened = estimate_proportion(open_right.tolist())
-        benefit = estimate_mean(open_right.astype(float) - closed_right, resamples)
+    closed_book_right = table.closed_book_right[rows]
+    closed_book_accuracy = estimate_proportion(closed_book_right.tolist())
+    open_book_accuracy = benefit = None  # both stay None if no answer used passages
+    if table.open_book_right is not None:
+        open_book_right = table.open_book_right[rows]
+        open_book_accuracy = estimate_proportion(open_book_right.tolist())
+        benefit = estimate_mean(open_book_right.astype(float) - closed_book_right, resamples)
     searches = None if retrieve is None else float(retrieve[rows].mean())
-    return TopicResult(name, int(rows.sum()), closed, opened, benefit, searches, rows)
+    return TopicResult(name, int(rows.sum()), closed_book_accuracy, open_book_accuracy, benefit, searches, rows)
 
 
 # --- clusters -------------------------------------------------------------------------------------
@@ -291,18 +291,18 @@ def _choose_name(uses: Counter[str], size: int, rarities: Mapping[str, float]) -
 
 def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
     """Build the table of topics, with the LLM's accuracy without and with passages."""
-    has_open = any(topic.opened for topic in topics)
+    has_open_book_answers = any(topic.open_book_accuracy for topic in topics)
     has_policy = any(topic.searches is not None for topic in topics)
     columns = ["topic", "n", "right from memory"]
-    if has_open:
+    if has_open_book_answers:
         columns += ["right with passages", "change in points"]
     if has_policy:
         columns.append("searches of the policy")
     rows = []
     for topic in topics:
-        cells = [topic.name, str(topic.n), _format_share(topic.closed)]
-        if topic.opened is not None and topic.benefit is not None:
-            cells += [_format_share(topic.opened), format_points_estimate(topic.benefit)]
+        cells = [topic.name, str(topic.n), _format_share(topic.closed_book_accuracy)]
+        if topic.open_book_accuracy is not None and topic.benefit is not None:
+            cells += [_format_share(topic.open_book_accuracy), format_points_estimate(topic.benefit)]
         if has_policy:
             cells.append(format_percent(topic.searches))
         rows.append(tuple(cells))
@@ -319,9 +319,9 @@ def _format_share(share: Proportion) -> str:
 
 def describe_extremes(topics: Sequence[TopicResult]) -> str:
     """Name the topics the LLM knows best and worst."""
-    most = max(topics, key=lambda topic: topic.closed.value or 0.0)
-    least = min(topics, key=lambda topic: topic.closed.value or 0.0)
-    shares = [f"{format_percent(topic.closed.value)} about '{topic.name}'" for topic in (most, least)]
+    most = max(topics, key=lambda topic: topic.closed_book_accuracy.value or 0.0)
+    least = min(topics, key=lambda topic: topic.closed_book_accuracy.value or 0.0)
+    shares = [f"{format_percent(topic.closed_book_accuracy.value)} about '{topic.name}'" for topic in (most, least)]
     return f"By topic, the LLM knows most ({shares[0]}) and least ({shares[1]})."
 
 
@@ -360,8 +360,8 @@ def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
         {
             "topic": topic.name,
             "questions": topic.n,
-            "closed": asdict(topic.closed),
-            "open": asdict(topic.opened) if topic.opened else None,
+            "closed": asdict(topic.closed_book_accuracy),
+            "open": asdict(topic.open_book_accuracy) if topic.open_book_accuracy else None,
             "benefit": asdict(topic.benefit) if topic.benefit else None,
             "searches": topic.searches,
         }
@@ -374,7 +374,7 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
     if topic.n < RULE_QUESTIONS:
         return None
     if topic.benefit is None:  # no answers with passages
-        knows_little = topic.closed.high is not None and topic.closed.high < RULE_GAIN
+        knows_little = topic.closed_book_accuracy.high is not None and topic.closed_book_accuracy.high < RULE_GAIN
         return "retrieve" if knows_little else None
     if topic.benefit.low is not None and topic.benefit.low > RULE_GAIN:
         return "retrieve"

@@ -16,13 +16,13 @@ from tests.support.trials_by_hand import four_rows, trial_run
 
 def test_grades_follow_the_rows(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run")])
-    assert trial.closed_right.tolist() == [True, False, True, False]
-    assert trial.open_right.tolist() == [True, True, False, False]
+    assert trial.closed_book_right.tolist() == [True, False, True, False]
+    assert trial.open_book_right.tolist() == [True, True, False, False]
 
 
 def test_always_retrieving_equals_closed_book_without_open_book_answers(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run", [row("a", side(True)), row("b", side(False))])])
-    assert trial.open_right is None
+    assert trial.open_book_right is None
     assert trial.always_right.tolist() == [True, False]
     assert trial.n_without_passages == 0
 
@@ -31,7 +31,7 @@ def test_a_subset_has_the_grades_and_counts_of_its_rows(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run", [*four_rows(), row("q4", side(True), None)])])
     part = trial.subset(np.array([4, 1]))
     assert [each.id for each in part.rows] == [question.id for question in part.questions] == ["q4", "q1"]
-    assert (part.closed_right.tolist(), part.open_right.tolist()) == ([True, False], [True, True])
+    assert (part.closed_book_right.tolist(), part.open_book_right.tolist()) == ([True, False], [True, True])
     assert (part.n_without_passages, trial.subset([1, 2]).n_without_passages) == (1, 0)
     assert score_gate(part, "good").needs.tolist() == [0.2, 0.8]
 
@@ -81,10 +81,10 @@ def test_the_verdicts_of_another_grader_can_be_used(tmp_path, max_in_memory):
     rows = [graded_twice("a", True, False), graded_twice("b", True, True), graded_twice("c", True, None)]
     run = trial_run(tmp_path / "run", rows)
     table = load_label_table([run], grader="judge", max_in_memory=max_in_memory)
-    assert table.closed_right.tolist() == [False, True]
+    assert table.closed_book_right.tolist() == [False, True]
     assert [each.closed.correct for each in table.rows] == [False, True]
     assert table.left_out["not graded"] == 1
-    assert load_label_table([run], grader="contains").closed_right.tolist() == [True] * 3
+    assert load_label_table([run], grader="contains").closed_book_right.tolist() == [True] * 3
 
 
 def test_an_unknown_grader_is_rejected_with_the_graders_of_the_rows(tmp_path):

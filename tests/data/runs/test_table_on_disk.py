@@ -75,7 +75,7 @@ def test_columns_do_not_read_the_rows_again(runs):
     stored = load_label_table(runs, max_in_memory=30)
     for run in runs:
         (run / "labels.jsonl").unlink()
-    assert stored.closed_right.any()
+    assert stored.closed_book_right.any()
     with pytest.raises(FileNotFoundError):
         next(iter(stored.rows))
 
@@ -85,7 +85,7 @@ def test_a_subset_equals_that_in_memory(runs, chosen):
     held, stored = (one.subset(chosen) for one in both_ways(runs))
     assert isinstance(stored.rows, StoredRows) == (len(list(chosen)) > 30)
     assert list(stored.rows) == held.rows
-    assert stored.closed_right.tolist() == held.closed_right.tolist()
+    assert stored.closed_book_right.tolist() == held.closed_book_right.tolist()
     assert list(stored.readings) == held.readings
 
 

@@ -56,7 +56,7 @@ def test_rounding_in_the_last_bit_is_neutral():
     assert retrieval_effect(0.1 + 0.2, 0.3) == Effect.NEUTRAL
 
 
-def test_benefit_is_open_right_minus_closed_right():
+def test_benefit_is_the_open_book_grade_minus_the_closed_book_grade():
     assert [
         retrieval_benefit(False, True),
         retrieval_benefit(True, True),

@@ -51,8 +51,8 @@ def test_questions_harmed_by_the_arbiter_are_harmed_by_skipping():
 
 
 def test_without_an_arbiter_the_answer_after_retrieval_is_the_open_book_one():
-    plain = GateOutcomes(FOUR.needs, FOUR.closed_right, FOUR.open_right)
-    assert (plain.retrieved_right == plain.open_right).all()
+    plain = GateOutcomes(FOUR.needs, FOUR.closed_book_right, FOUR.open_book_right)
+    assert (plain.retrieved_right == plain.open_book_right).all()
     assert evaluate_threshold(plain, 0.3).right_chosen is None
 
 

@@ -11,8 +11,8 @@ LIMITS = SafetyLimits()
 
 def test_lost_and_gained_questions_are_counted_against_the_open_book_answer():
     right = np.array([True, True, False, False])
-    open_right = np.array([True, False, True, False])
-    assert count_net_losses(right[None], open_right) == [NetLoss(lost=1, gained=1, n=4)]
+    open_book_right = np.array([True, False, True, False])
+    assert count_net_losses(right[None], open_book_right) == [NetLoss(lost=1, gained=1, n=4)]
 
 
 def test_the_upper_limit_is_close_to_that_of_the_exact_test():

@@ -44,7 +44,7 @@ def by_calibration(table, tmp_path):
 def by_evaluation(table, tmp_path):
     """The table on the dev rows, and one row more to realise the threshold on."""
     whole = trial([*table, (0.5, 1, 1)], [*DEV[: len(table)], REST[0]])
-    return tune_threshold(whole, whole.open_right, np.append(needs(table), 0.5)).threshold
+    return tune_threshold(whole, whole.open_book_right, np.append(needs(table), 0.5)).threshold
 
 
 def fitted(table, tmp_path):
@@ -52,7 +52,7 @@ def fitted(table, tmp_path):
     table = table * 50
     rows = trial(table, [f"q{i}" for i in range(len(table))])
     split = Split(train=NONE, dev=np.arange(len(table)), calibration=NONE, test=NONE)
-    examples = Examples(rows, rows.open_right & ~rows.closed_right, "benefit", split)
+    examples = Examples(rows, rows.open_book_right & ~rows.closed_book_right, "benefit", split)
     scores = FitResult(
         "probe", {}, frozenset(), SignalRequest(), {"x": np.zeros(1)}, lambda places: needs(table)[list(places)]
     )

@@ -28,14 +28,14 @@ def make_gate(known, name="probe", **costs):
 def test_results_are_counts_of_single_questions(arbiter, reference):
     rng = np.random.default_rng(1)
     closed, opened, *taken = rng.random((4, 60)) < 0.5
-    takes_closed = dict(zip("ab", taken, strict=True))
+    prefers_closed_book = dict(zip("ab", taken, strict=True))
     gate = GateCandidate("gate", rng.integers(0, 9, 60) / 8, models=2)
-    arbiters = {name: ArbiterCandidate(name, taken) for name, taken in takes_closed.items()}
+    arbiters = {name: ArbiterCandidate(name, taken) for name, taken in prefers_closed_book.items()}
     options = ChoiceOptions(price_search=0.25, price_llm_call=0.125, price_wrong=2.0)
     questions = GradedQuestions(closed, opened, {"gate": gate}, arbiters, options, reference)
 
     def answer(name, i):
-        return closed[i] if name and takes_closed[name][i] else opened[i]
+        return closed[i] if name and prefers_closed_book[name][i] else opened[i]
 
     results = questions.evaluate_thresholds("gate", arbiter)
     assert [result.threshold for result in results] == list_rate_thresholds(gate.needs)
@@ -128,8 +128,8 @@ def test_a_gate_may_not_lose_what_the_arbiter_gains_if_everything_is_searched():
         gates[0].needs,
         closed,
         opened,
-        arbiters[0].takes_closed,
-        reference_takes_closed=arbiters[0].takes_closed,
+        arbiters[0].prefers_closed_book,
+        reference_prefers_closed_book=arbiters[0].prefers_closed_book,
     )
     assert (result.loss.mean, result.reference_loss.mean) == (pytest.approx(0.005), pytest.approx(0.035))
     assert options.accepts(result.loss)
@@ -218,7 +218,7 @@ def test_a_chosen_policy_is_applied_to_other_questions():
 def test_a_policy_with_an_arbiter_needs_its_choices():
     known = FIRST_HALF[SHUFFLED]
     choice = choose_policy([], known, ~known, [ArbiterCandidate("rules", known)])
-    with pytest.raises(BadInput, match="takes_closed"):
+    with pytest.raises(BadInput, match="prefers_closed_book"):
         apply_policy(choice.chosen, np.array([]), np.array([True]), np.array([True]))
 
 

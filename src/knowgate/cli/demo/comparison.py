@@ -137,8 +137,8 @@ def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
     if gated.draft is None or not is_complete_draft(gated.draft, max_tokens):
         return None
     decision = replace(gated.decision, retrieve=False)
-    closed = replace(gated, text=gated.draft.text, n_tokens=gated.draft.n_tokens, passages=(), decision=decision)
-    return _keep_stages(closed, "read")
+    closed_book = replace(gated, text=gated.draft.text, n_tokens=gated.draft.n_tokens, passages=(), decision=decision)
+    return _keep_stages(closed_book, "read")
 
 
 def extract_open_book_answer(gated: Answer) -> Answer | None:

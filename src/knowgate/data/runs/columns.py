@@ -77,12 +77,12 @@ class LabelColumns:
         return np.array([row.id for row in self.rows], dtype=COMPACT_TEXT)
 
     @cached_property
-    def closed_right(self) -> BoolArray:
+    def closed_book_right(self) -> BoolArray:
         """Whether the closed-book answer is right."""
         return np.array([_is_right(row.closed) for row in self.rows], dtype=bool)
 
     @cached_property
-    def has_open_answer(self) -> BoolArray:
+    def has_open_book_answer(self) -> BoolArray:
         """Whether there is an open-book answer."""
         return np.array([row.open is not None for row in self.rows], dtype=bool)
 
@@ -112,12 +112,12 @@ class LabelColumns:
         return mark_dev_rows(self.ids.tolist())
 
     @cached_property
-    def open_tokens(self) -> FloatArray:
+    def open_book_tokens(self) -> FloatArray:
         """Length of the open-book answer in tokens."""
         return np.array([count_answer_tokens(row.open) for row in self.rows])
 
     @cached_property
-    def closed_tokens(self) -> FloatArray:
+    def closed_book_tokens(self) -> FloatArray:
         """Length of the closed-book answer in tokens."""
         return np.array([count_answer_tokens(row.closed) for row in self.rows])
 
@@ -228,13 +228,13 @@ def count_answer_tokens(answer: GradedAnswer | None) -> float:
 
 def _count_passage_tokens(row: LabelRow) -> float:
     """Return how many tokens the passages add to the prompt. A length that was not recorded is estimated."""
-    open_length = row.open.prompt_tokens if row.open else None
-    closed_length: float | None = row.closed.prompt_tokens if row.closed else None
-    if open_length is None:
+    open_book_length = row.open.prompt_tokens if row.open else None
+    closed_book_length: float | None = row.closed.prompt_tokens if row.closed else None
+    if open_book_length is None:
         return float(sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages))
-    if closed_length is None:
-        closed_length = estimate_tokens(row.question)
-    return float(max(0, open_length - closed_length))
+    if closed_book_length is None:
+        closed_book_length = estimate_tokens(row.question)
+    return float(max(0, open_book_length - closed_book_length))
 
 
 def _list_token_statistics(reading: Reading) -> frozenset[str]:

@@ -380,19 +380,19 @@ def build_run_table(name: str, manifest: Mapping[str, Any], rows: Iterable[Label
     """
     settings = manifest.get("settings") or {}
     n_failed = 0
-    closed_grades: list[bool | None] = []
-    open_grades: list[bool | None] = []
+    closed_book_grades: list[bool | None] = []
+    open_book_grades: list[bool | None] = []
     for row in rows:
         n_failed += row.error is not None
-        closed_grades.append(row.closed.correct if row.closed else None)
-        open_grades.append(row.open.correct if row.open else None)
+        closed_book_grades.append(row.closed.correct if row.closed else None)
+        open_book_grades.append(row.open.correct if row.open else None)
     facts = (
         ("model", str(settings.get("model", "not recorded"))),
         ("data", str(settings.get("data", "not recorded"))),
         ("passages from", str(settings.get("retriever", "not recorded"))),
-        ("rows", str(len(closed_grades))),
+        ("rows", str(len(closed_book_grades))),
         ("failed", str(n_failed)),
-        ("closed-book right", format_proportion(estimate_proportion(closed_grades))),
-        ("open-book right", format_proportion(estimate_proportion(open_grades))),
+        ("closed-book right", format_proportion(estimate_proportion(closed_book_grades))),
+        ("open-book right", format_proportion(estimate_proportion(open_book_grades))),
     )
     return TextTable(f"Label run {name}", ("", ""), facts)

@@ -145,11 +145,11 @@ def select_grader(row: LabelRow, grader: str) -> LabelRow:
     def select(answer: GradedAnswer | None) -> GradedAnswer | None:
         return answer and dataclasses.replace(answer, correct=answer.other_grades.get(full_name))
 
-    closed = select(row.closed)
-    opened = select(row.open)
-    benefit = retrieval_benefit(closed.correct, opened.correct) if closed and opened else None
+    closed_book = select(row.closed)
+    open_book = select(row.open)
+    benefit = retrieval_benefit(closed_book.correct, open_book.correct) if closed_book and open_book else None
     return dataclasses.replace(
-        row, grader=full_name, closed=closed, open=opened, iterative=select(row.iterative), benefit=benefit
+        row, grader=full_name, closed=closed_book, open=open_book, iterative=select(row.iterative), benefit=benefit
     )
 
 

@@ -124,17 +124,17 @@ class LabelTable(LabelColumns):
         return not isinstance(self.rows, storage.StoredRows)
 
     @property
-    def open_right(self) -> BoolArray | None:
+    def open_book_right(self) -> BoolArray | None:
         """For each row, whether the answer with passages is right, or None.
 
         Without found passages, the closed-book answer counts.
         """
-        return self.final_right if self.has_open_answer.any() else None
+        return self.final_right if self.has_open_book_answer.any() else None
 
     @property
     def always_right(self) -> BoolArray:
         """Whether the answer of always retrieving is right. If no row has an open-book answer, the closed-book one counts."""
-        return self.closed_right if self.open_right is None else self.open_right
+        return self.closed_book_right if self.open_book_right is None else self.open_book_right
 
     @property
     def iterative_right(self) -> BoolArray | None:
@@ -143,8 +143,8 @@ class LabelTable(LabelColumns):
         None if no such answers were labeled.
         """
         # If iterative answers were labeled, every row with an open-book answer (with passages) has one.
-        is_complete = self.has_iterative_answer[self.has_open_answer].all()
-        return self.final_iterative_right if self.has_open_answer.any() and is_complete else None
+        is_complete = self.has_iterative_answer[self.has_open_book_answer].all()
+        return self.final_iterative_right if self.has_open_book_answer.any() and is_complete else None
 
     @property
     def mean_rounds(self) -> float:
@@ -155,12 +155,12 @@ class LabelTable(LabelColumns):
     @property
     def n_without_passages(self) -> int:
         """Number of rows for which retrieval found no passage, so that only a closed-book answer exists."""
-        return 0 if self.open_right is None else int((~self.has_open_answer).sum())
+        return 0 if self.open_book_right is None else int((~self.has_open_book_answer).sum())
 
     @property
     def has_answer_lengths(self) -> bool:
         """Whether the rows hold answers; runs packed to their grades do not."""
-        return bool(self.closed_tokens.any() or self.open_tokens.any())
+        return bool(self.closed_book_tokens.any() or self.open_book_tokens.any())
 
     def find_recorded(self, gate: str) -> GateColumn | None:
         """Return the recorded needs for retrieval of a gate, or None.

@@ -50,33 +50,33 @@ def certainty(answers: Sequence[str]) -> float | None:
     return min(1.0, max(0.0, 1 - entropy))
 
 
-def retrieval_effect(closed: float | None, opened: float | None) -> Effect | None:
+def retrieval_effect(closed_book: float | None, open_book: float | None) -> Effect | None:
     """Return whether retrieval raised, kept or lowered a measure, such as the share of right answers.
 
     Args:
-        closed: The measure for answers without passages; None if unknown.
-        opened: The measure for answers with passages; None if unknown.
+        closed_book: The measure for answers without passages; None if unknown.
+        open_book: The measure for answers with passages; None if unknown.
 
     Returns:
         The effect of retrieval; None if one of the measures is unknown.
     """
-    if closed is None or opened is None:
+    if closed_book is None or open_book is None:
         return None
-    if math.isclose(closed, opened, abs_tol=1e-9):  # sums of logarithms differ in the last bit
+    if math.isclose(closed_book, open_book, abs_tol=1e-9):  # sums of logarithms differ in the last bit
         return Effect.NEUTRAL
-    return Effect.BENEFICIAL if opened > closed else Effect.HARMFUL
+    return Effect.BENEFICIAL if open_book > closed_book else Effect.HARMFUL
 
 
-def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
-    """Compare the grades of an answer without passages (closed) and with passages (opened).
+def retrieval_benefit(closed_book_right: bool | None, open_book_right: bool | None) -> int | None:
+    """Compare the grades of an answer without passages (closed-book) and with passages (open-book).
 
     Returns:
         1 if only the answer with passages is right, -1 if only the one without is right, and 0 if both are right or
         both are wrong. None if one of the two answers was not graded.
     """
-    if closed is None or opened is None:
+    if closed_book_right is None or open_book_right is None:
         return None
-    return int(opened) - int(closed)
+    return int(open_book_right) - int(closed_book_right)
 
 
 def canonical_answer(answer: str, question: Question) -> str:

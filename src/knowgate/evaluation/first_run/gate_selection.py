@@ -233,7 +233,7 @@ class GateSelector:
             return Estimate(None)
         table = load_label_table(self.labeled.runs("calibration"))
         needs = np.asarray(score_gate(table, gate).needs)
-        return estimate_auroc(~table.closed_right, needs)
+        return estimate_auroc(~table.closed_book_right, needs)
 
     # --- choice -----------------------------------------------------------------------------------
 

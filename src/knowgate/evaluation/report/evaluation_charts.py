@@ -153,7 +153,7 @@ def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
 def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
     """Draw the error rate of answers without passages, for groups of questions with similar need."""
     bin_of_question = np.minimum((gate.needs * BIN_COUNT).astype(int), BIN_COUNT - 1)
-    wrong = ~evaluation.table.closed_right
+    wrong = ~evaluation.table.closed_book_right
     marks = []
     for number in range(BIN_COUNT):
         in_bin = bin_of_question == number
@@ -170,7 +170,7 @@ def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
 def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
     """Draw histograms of need, for known and for unknown questions. Known means answered right without passages."""
     edges = np.linspace(0, 1, BIN_COUNT + 1)
-    known = evaluation.table.closed_right
+    known = evaluation.table.closed_book_right
     n = max(1, len(known))
     known_shares = (np.histogram(gate.needs[known], edges)[0] / n).tolist()  # of all questions, for each bin
     unknown_shares = (np.histogram(gate.needs[~known], edges)[0] / n).tolist()

@@ -189,13 +189,13 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
     intro = f"Decisions that {policy.name} was most certain of, with the need for retrieval. Click to open."
     if not evaluation.table.has_text.any():
         intro += f" {html.NO_QUESTION_TEXTS}"
-    # `closed` and `opened`: whether the answers without and with a search are right.
-    closed, opened, skips = evaluation.table.closed_right, evaluation.table.always_right, policy.skips
+    closed_book_right, open_book_right = evaluation.table.closed_book_right, evaluation.table.always_right
+    skips = policy.skips
     kinds = {
-        "Good skips: right without a search": skips & closed,
-        "Bad skips: right only with a search": skips & opened & ~closed,
-        "Saved by retrieval: wrong without it": ~skips & opened & ~closed,
-        "Harmed by retrieval: right without it": ~skips & closed & ~opened,
+        "Good skips: right without a search": skips & closed_book_right,
+        "Bad skips: right only with a search": skips & open_book_right & ~closed_book_right,
+        "Saved by retrieval: wrong without it": ~skips & open_book_right & ~closed_book_right,
+        "Harmed by retrieval: right without it": ~skips & closed_book_right & ~open_book_right,
     }
     # The surest skips are those of lowest need, the surest searches those of highest need.
     surest_first = np.argsort(np.where(skips, policy.gate.needs, -policy.gate.needs), kind="stable")
@@ -211,7 +211,7 @@ def _render_example(evaluation: Evaluation, policy: HighlightedPolicy, row: int)
     """Render a question with its need and decision. The color says whether the final answer is right."""
     table, need = evaluation.table, policy.gate.needs[row]
     if policy.skips[row]:
-        decision, is_right = "skipped", table.closed_right[row]
+        decision, is_right = "skipped", table.closed_book_right[row]
     else:
         decision, is_right = "retrieved for", table.always_right[row]
     css_class = "helped" if is_right else "harmed"

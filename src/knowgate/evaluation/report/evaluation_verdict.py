@@ -339,7 +339,7 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     """Say why no gate is worth using."""
-    known_share = float(evaluation.table.closed_right.mean())
+    known_share = float(evaluation.table.closed_book_right.mean())
     known = format_percent(known_share)
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."

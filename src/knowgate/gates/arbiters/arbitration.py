@@ -79,17 +79,17 @@ def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterCho
         pair: The closed-book answer (without passages) and the open-book answer (with passages).
         belief: How probably each of them is right. None if they agree; then the open-book answer is chosen.
     """
-    closed, opened = pair.closed.text, pair.open.text
+    closed_book, open_book = pair.closed.text, pair.open.text
     if belief is None:
         reason = "the answers with and without passages agree"
-        return ArbiterChoice(is_closed_book=False, arbiter=arbiter, reason=reason, closed=closed, open=opened)
+        return ArbiterChoice(is_closed_book=False, arbiter=arbiter, reason=reason, closed=closed_book, open=open_book)
     side = "from memory" if belief.prefers_closed else "with passages"
     cause = belief.reason or format_probabilities(belief.closed, belief.open)
     reason = f"the arbiter {arbiter} gives the answer {side}: {cause}"
-    return ArbiterChoice(belief.prefers_closed, arbiter, reason, closed, opened, belief.closed, belief.open)
+    return ArbiterChoice(belief.prefers_closed, arbiter, reason, closed_book, open_book, belief.closed, belief.open)
 
 
-def format_probabilities(closed: float, opened: float, note: str = "") -> str:
+def format_probabilities(closed_book: float, open_book: float, note: str = "") -> str:
     """Say how probably the answers from memory and with passages are right."""
-    text = f"right with probability {closed:.2f} from memory, {opened:.2f} with passages"
+    text = f"right with probability {closed_book:.2f} from memory, {open_book:.2f} with passages"
     return f"{text}; {note}" if note else text

@@ -68,14 +68,14 @@ def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
 
 def _word_f1(pair: AnswerPair) -> float:
     """Return the F1 score between the words of the two answers. Equal words give 1."""
-    closed, opened = set(_read_words(pair.closed.text)), set(_read_words(pair.open.text))
-    return 2 * len(closed & opened) / max(1, len(closed) + len(opened))
+    closed_book, open_book = set(_read_words(pair.closed.text)), set(_read_words(pair.open.text))
+    return 2 * len(closed_book & open_book) / max(1, len(closed_book) + len(open_book))
 
 
 def _contains_other(pair: AnswerPair) -> float:
     """Return 1 if one of the two answers contains the other, else 0."""
-    closed, opened = _read_words(pair.closed.text), _read_words(pair.open.text)
-    return float(contains_tokens(closed, opened) or contains_tokens(opened, closed))
+    closed_book, open_book = _read_words(pair.closed.text), _read_words(pair.open.text)
+    return float(contains_tokens(closed_book, open_book) or contains_tokens(open_book, closed_book))
 
 
 def _rank_scores(pair: AnswerPair) -> list[float]:

@@ -157,12 +157,12 @@ class FittedArbiter(Arbiter):
         if not answers:
             return []
         calibrations = self.artifact.manifest["calibration"]
-        raw_closed, raw_open = np.clip(self.raw(answers), 0, 1).T
-        closed = apply_calibration(raw_closed, calibrations["closed"]).tolist()
-        opened = apply_calibration(raw_open, calibrations["open"]).tolist()
+        raw_closed_book, raw_open_book = np.clip(self.raw(answers), 0, 1).T
+        closed_book = apply_calibration(raw_closed_book, calibrations["closed"]).tolist()
+        open_book = apply_calibration(raw_open_book, calibrations["open"]).tolist()
         beliefs = []
-        for p_closed, p_open in zip(closed, opened, strict=True):
-            beliefs.append(Belief(p_closed, p_open, format_probabilities(p_closed, p_open, self.note)))
+        for probabilities in zip(closed_book, open_book, strict=True):
+            beliefs.append(Belief(*probabilities, format_probabilities(*probabilities, self.note)))
         return beliefs
 
 

@@ -81,7 +81,8 @@ def encode_answer_pairs(
     """
     encoded = []
     for pair in answers:
-        closed, opened = judge.truncate(pair.closed.text, tokens), judge.truncate(pair.open.text, tokens)
-        prompt = build_arbiter_prompt(judge.shorten(pair.question), closed, opened, side, pair.passages[:passages])
+        closed_book, open_book = judge.truncate(pair.closed.text, tokens), judge.truncate(pair.open.text, tokens)
+        question = judge.shorten(pair.question)
+        prompt = build_arbiter_prompt(question, closed_book, open_book, side, pair.passages[:passages])
         encoded.append(judge.encode(prompt))
     return encoded

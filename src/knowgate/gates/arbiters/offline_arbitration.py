@@ -105,7 +105,7 @@ def arbitrate(
     Raises:
         BadSetting: The table has no open-book answers, or the arbiter was fitted on its questions.
     """
-    _check_open_answers(table)
+    _check_open_book_answers(table)
     named = _resolve_arbiter(table, arbiter, plug_in)
     from_memory = np.zeros(len(table), dtype=bool)
     for run in table.split_by_run():
@@ -113,13 +113,13 @@ def arbitrate(
         beliefs = _complete_beliefs(run.path, rows, named, on_progress)
         from_memory[run.numbers] = [row.id in beliefs.from_memory for row in rows]
     # The grade of the chosen answer: of the closed-book answer, or of the one that always retrieving gives.
-    right = np.where(from_memory, table.closed_right, table.always_right)
+    right = np.where(from_memory, table.closed_book_right, table.always_right)
     return ArbiterChoices(named.name, named.fingerprint, from_memory, right)
 
 
-def _check_open_answers(table: LabelTable) -> None:
+def _check_open_book_answers(table: LabelTable) -> None:
     """Raise BadSetting if a table has no answers with passages."""
-    if table.open_right is None:
+    if table.open_book_right is None:
         raise BadSetting(
             "the label run (recorded answers) has no answers with passages. The arbiter must choose between answers with and "
             "without passages. Run `knowgate label` again with `index`."
@@ -202,16 +202,16 @@ def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: A
     If two answers agree, the arbiter is not asked.
     """
     computed = compute_beliefs(arbiter, [get_answer_pair(row) for row in rows])
-    closed = dict(recorded.closed)
-    opened = dict(recorded.open)
+    closed_book = dict(recorded.closed)
+    open_book = dict(recorded.open)
     agreed = list(recorded.agreed)
     for row, belief in zip(rows, computed, strict=True):
         if belief is None:
             agreed.append(row.id)
         else:
-            closed[row.id] = belief.closed
-            opened[row.id] = belief.open
-    return RecordedBeliefs(recorded.arbiter, recorded.fingerprint, closed, opened, tuple(agreed))
+            closed_book[row.id] = belief.closed
+            open_book[row.id] = belief.open
+    return RecordedBeliefs(recorded.arbiter, recorded.fingerprint, closed_book, open_book, tuple(agreed))
 
 
 def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:

@@ -25,12 +25,12 @@ def answers_agree(first: str, second: str) -> bool:
     return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
 
 
-def answers_differ(closed_answer: str, open_answer: str) -> bool:
+def answers_differ(closed_book_answer: str, open_book_answer: str) -> bool:
     """Return whether the answers without and with passages differ.
 
     A closed-book answer such as "I don't know" always differs.
     """
-    return RULES_ARBITER.abstains(closed_answer) or not answers_agree(closed_answer, open_answer)
+    return RULES_ARBITER.abstains(closed_book_answer) or not answers_agree(closed_book_answer, open_book_answer)
 
 
 def bound_changed_answers(
@@ -49,14 +49,14 @@ def bound_changed_answers(
         The fields of `ChangedAnswersRecord`. None if no question is held out, or if the label runs contain no texts of
         answers.
     """
-    gives_closed = is_skipped if choices is None else is_skipped | choices.from_memory
-    rows = [table.rows[index] for index in np.flatnonzero(gives_closed & is_held).tolist()]
+    gives_closed_book = is_skipped if choices is None else is_skipped | choices.from_memory
+    rows = [table.rows[index] for index in np.flatnonzero(gives_closed_book & is_held).tolist()]
     # Texts of both answers, where the closed-book answer is given.
     pairs = [(row.closed.text, row.open.text) for row in rows if row.closed is not None and row.open is not None]
-    has_texts = any(closed or opened for closed, opened in pairs)
+    has_texts = any(closed_book or open_book for closed_book, open_book in pairs)
     n = int(is_held.sum())
     if not n or (pairs and not has_texts):
         return None
-    n_changed = sum(answers_differ(closed, opened) for closed, opened in pairs)
+    n_changed = sum(answers_differ(closed_book, open_book) for closed_book, open_book in pairs)
     bound = upper_confidence_limit(n_changed, n, delta / 2)
     return {"n": n, "changed": n_changed, "bound": bound, "delta": delta / 2}

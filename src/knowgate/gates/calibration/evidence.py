@@ -246,6 +246,6 @@ def _describe_reranker(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _hash_grades(outcomes: GateOutcomes, keys: Sequence[str]) -> str:
     """Compute a hash of the questions and their grades."""
-    grades = sorted(zip(keys, outcomes.closed_right.tolist(), outcomes.open_right.tolist(), strict=True))
-    lines = [f"{key} {closed} {opened}" for key, closed, opened in grades]
+    grades = sorted(zip(keys, outcomes.closed_book_right.tolist(), outcomes.open_book_right.tolist(), strict=True))
+    lines = [f"{key} {closed_book_right} {open_book_right}" for key, closed_book_right, open_book_right in grades]
     return sha256_text(*lines)[:16]

@@ -320,7 +320,7 @@ def _score_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices
     """Score a gate on a table, and add the grades of all answers."""
     needs = score_gate(table, gate).needs
     arbitrated_right = None if choices is None else choices.right
-    return GateOutcomes(needs, table.closed_right, table.always_right, arbitrated_right)
+    return GateOutcomes(needs, table.closed_book_right, table.always_right, arbitrated_right)
 
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> str:
@@ -354,7 +354,7 @@ def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
         BadSetting: The runs differ in model, prompts, retriever or passages.
     """
     table = load_label_table(runs, required_equal=REQUIRED_EQUAL)
-    if table.open_right is None:
+    if table.open_book_right is None:
         raise BadInput(
             f"no question in {', '.join(map(str, runs))} was answered with passages. The loss from skipping retrieval is "
             "therefore unknown. Run `knowgate label` again with `index`."

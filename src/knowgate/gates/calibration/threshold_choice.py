@@ -88,17 +88,17 @@ def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
     return candidates.start + bisect_left(candidates, True, key=is_enough)
 
 
-def count_net_losses(right: BoolArray, open_right: BoolArray) -> list[NetLoss]:
+def count_net_losses(right: BoolArray, open_book_right: BoolArray) -> list[NetLoss]:
     """Count the questions that each rule loses and gains, compared with always retrieving.
 
     Args:
         right: Whether each rule answers each question right (rules x questions).
-        open_right: Whether always retrieving answers each question right.
+        open_book_right: Whether always retrieving answers each question right.
     """
-    n_lost = np.count_nonzero(open_right & ~right, axis=1)
-    n_gained = np.count_nonzero(right & ~open_right, axis=1)
+    n_lost = np.count_nonzero(open_book_right & ~right, axis=1)
+    n_gained = np.count_nonzero(right & ~open_book_right, axis=1)
     pairs = zip(n_lost.tolist(), n_gained.tolist(), strict=True)
-    return [NetLoss(lost, gained, len(open_right)) for lost, gained in pairs]
+    return [NetLoss(lost, gained, len(open_book_right)) for lost, gained in pairs]
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
@@ -128,22 +128,22 @@ class GateOutcomes:
 
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
-        closed_right: Whether the closed-book answer is right.
-        open_right: Whether the open-book answer is right.
+        closed_book_right: Whether the closed-book answer is right.
+        open_book_right: Whether the open-book answer is right.
         arbitrated_right: Whether the answer that an arbiter gives after retrieval is right; None without an arbiter.
     """
 
     needs: FloatArray
-    closed_right: BoolArray
-    open_right: BoolArray
+    closed_book_right: BoolArray
+    open_book_right: BoolArray
     arbitrated_right: BoolArray | None = None
 
     def __post_init__(self) -> None:
         """Raise BadInput if the arrays do not have one value per question."""
-        if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
+        if not len(self.needs) == len(self.closed_book_right) == len(self.open_book_right) == len(self.retrieved_right):
             raise BadInput(
                 f"each question needs a score, a grade without passages and a grade with passages. There are {len(self.needs)} "
-                f"scores, {len(self.closed_right)} grades without and {len(self.open_right)} with passages."
+                f"scores, {len(self.closed_book_right)} grades without and {len(self.open_book_right)} with passages."
             )
 
     def __len__(self) -> int:
@@ -152,22 +152,22 @@ class GateOutcomes:
     @property
     def retrieved_right(self) -> BoolArray:
         """Whether the answer after retrieval is right: the arbiter's choice or, without one, the open-book answer."""
-        return self.open_right if self.arbitrated_right is None else self.arbitrated_right
+        return self.open_book_right if self.arbitrated_right is None else self.arbitrated_right
 
     @property
     def harmed(self) -> BoolArray:
         """Whether skipping retrieval loses a right answer: only the answer with passages is right."""
-        return self.open_right & ~self.closed_right
+        return self.open_book_right & ~self.closed_book_right
 
     @property
     def harmed_anyway(self) -> BoolArray:
         """Whether a right answer with passages is lost after retrieval, because the arbiter picks the other answer."""
-        return self.open_right & ~self.retrieved_right
+        return self.open_book_right & ~self.retrieved_right
 
     def select(self, rows: BoolArray) -> GateOutcomes:
         """Return the outcomes of the questions that `rows` marks as True."""
         arbitrated = None if self.arbitrated_right is None else self.arbitrated_right[rows]
-        return GateOutcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows], arbitrated)
+        return GateOutcomes(self.needs[rows], self.closed_book_right[rows], self.open_book_right[rows], arbitrated)
 
 
 def check_any_harm(outcomes: GateOutcomes) -> None:
@@ -212,15 +212,15 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
     """
     _check_not_empty(len(outcomes))
     retrieve = outcomes.needs > threshold
-    right = np.where(retrieve, outcomes.retrieved_right, outcomes.closed_right)
+    right = np.where(retrieve, outcomes.retrieved_right, outcomes.closed_book_right)
     return ThresholdResult(
         n=len(outcomes),
         retrieved=int(retrieve.sum()),
         right=int(right.sum()),
-        right_always=int(outcomes.open_right.sum()),
-        right_never=int(outcomes.closed_right.sum()),
-        harmed=int((outcomes.open_right & ~right).sum()),
-        gained=int((right & ~outcomes.open_right).sum()),
+        right_always=int(outcomes.open_book_right.sum()),
+        right_never=int(outcomes.closed_book_right.sum()),
+        harmed=int((outcomes.open_book_right & ~right).sum()),
+        gained=int((right & ~outcomes.open_book_right).sum()),
         right_chosen=None if outcomes.arbitrated_right is None else int(outcomes.retrieved_right.sum()),
     )
 
@@ -262,7 +262,7 @@ def choose_for_accuracy(outcomes: GateOutcomes) -> float:
     """Choose the threshold with the most right answers. Of equally good thresholds, the highest is chosen."""
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
-    n_right = _count_by_threshold(outcomes.needs, outcomes.closed_right, outcomes.retrieved_right, thresholds)
+    n_right = _count_by_threshold(outcomes.needs, outcomes.closed_book_right, outcomes.retrieved_right, thresholds)
     best = thresholds[n_right == n_right.max()]
     return float(best.max())
 
@@ -315,8 +315,8 @@ def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
 
     A gained question is answered right at the threshold, but wrong by always retrieving.
     """
-    always_wrong = ~outcomes.open_right  # always retrieving gives the open-book answer
-    if_skipped = outcomes.closed_right & always_wrong
+    always_wrong = ~outcomes.open_book_right  # always retrieving gives the open-book answer
+    if_skipped = outcomes.closed_book_right & always_wrong
     if_retrieved = outcomes.retrieved_right & always_wrong
     return _count_by_threshold(outcomes.needs, if_skipped, if_retrieved, thresholds)
 

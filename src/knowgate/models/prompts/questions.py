@@ -75,18 +75,18 @@ def build_search_correctness_prompt(question: Question, answer: str) -> str:
 
 
 def build_arbiter_prompt(
-    question: Question, closed: str, opened: str, side: str, passages: Sequence[Passage] = ()
+    question: Question, closed_book: str, open_book: str, side: str, passages: Sequence[Passage] = ()
 ) -> str:
     """Build the prompt that asks a judge whether one of two answers is correct.
 
     Args:
         question: The question.
-        closed: The closed-book answer, which the LLM gave without passages.
-        opened: The open-book answer, which it gave after reading retrieved passages.
+        closed_book: The closed-book answer, which the LLM gave without passages.
+        open_book: The open-book answer, which it gave after reading retrieved passages.
         side: Which of the two answers to judge: 'memory' (closed-book) or 'documents' (open-book).
         passages: Retrieved passages to show to the judge; empty to show only the two answers.
     """
-    answers = {"closed": _format_answer(closed, question), "opened": _format_answer(opened, question)}
+    answers = {"closed": _format_answer(closed_book, question), "opened": _format_answer(open_book, question)}
     if not passages:
         return _fill("right", side, question, **answers)
     return _fill("right", f"{side}_read", question, **answers, passages=format_passages(passages))

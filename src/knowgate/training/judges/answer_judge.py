@@ -191,12 +191,12 @@ class AnswerEncoder:
         """
         made = []
         for index in indices:
-            closed, opened = self.examples.rows[index].closed, self.examples.rows[index].open
-            is_repeated = closed is not None and opened is not None and closed.text == opened.text
-            if opened is not None and opened.correct is not None and not is_repeated:
+            closed_book, open_book = self.examples.rows[index].closed, self.examples.rows[index].open
+            is_repeated = closed_book is not None and open_book is not None and closed_book.text == open_book.text
+            if open_book is not None and open_book.correct is not None and not is_repeated:
                 question = self.examples.questions[index]
-                [prompt] = encode_answers(self.task.gate, judge, [question], [opened.text], self.task.tokens)
-                made.append(TrainingExample(prompt, (float(opened.correct),)))
+                [prompt] = encode_answers(self.task.gate, judge, [question], [open_book.text], self.task.tokens)
+                made.append(TrainingExample(prompt, (float(open_book.correct),)))
         return made
 
 

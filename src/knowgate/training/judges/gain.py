@@ -121,9 +121,9 @@ def _make_gain_examples(
     """
     judge_encoder, search_encoder = encoders
     table = judge_encoder.examples.table
-    opened = [index for index in indices if table.rows[index].open is not None]  # rows with an open-book answer
-    prompts = [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, opened)]
-    is_right = [*table.closed_right[list(indices)], *table.always_right[opened]]
+    with_passages = [index for index in indices if table.rows[index].open is not None]  # rows with an open-book answer
+    prompts = [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, with_passages)]
+    is_right = [*table.closed_book_right[list(indices)], *table.always_right[with_passages]]
     return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]
 
 

@@ -28,7 +28,7 @@ from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.arbiter import load_arbiter_fit_function, save_arbiter, take_closed
+from knowgate.training.arbiter import load_arbiter_fit_function, prefer_closed_book, save_arbiter
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, check_answer_pairs
 from knowgate.training.classifiers import fit_linear, fit_platt_scaling, make_scorer
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
@@ -336,12 +336,12 @@ class CandidateFitter:
         """
         if name == "rules":  # not fitted, so no folds are needed
             return self.choose_by_rules()[self.evidence.fit_rows]
-        takes_closed = np.zeros(len(self.evidence.table), dtype=bool)
+        prefers_closed_book = np.zeros(len(self.evidence.table), dtype=bool)
         for fold in range(FOLDS):
             self.watch(FitProgress(fold, FOLDS, "folds", f"trying arbiter {name}"))
             pairs = self.evidence.make_pairs(fold)
-            takes_closed[pairs.split.test] = choose_closed(self._fit_arbiter(name, fold), pairs)
-        return takes_closed[self.evidence.fit_rows]
+            prefers_closed_book[pairs.split.test] = choose_closed_book(self._fit_arbiter(name, fold), pairs)
+        return prefers_closed_book[self.evidence.fit_rows]
 
     def _fit_arbiter(self, name: str, fold: int) -> ArbiterResult:
         """Fit an arbiter on all folds except one.
@@ -384,7 +384,7 @@ class CandidateFitter:
         pairs = self.evidence.make_pairs(HELD_OUT)
         folder = self.work / ARBITER_FOLDER
         save_arbiter(result, pairs, folder, command=command)
-        return choose_closed(result, pairs), folder
+        return choose_closed_book(result, pairs), folder
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
@@ -410,11 +410,10 @@ def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int
     return apply_calibration(result.raw(rows.tolist()), calibration)
 
 
-def choose_closed(result: ArbiterResult, pairs: AnswerPairs) -> BoolArray:
+def choose_closed_book(result: ArbiterResult, pairs: AnswerPairs) -> BoolArray:
     """Return for which test rows an arbiter chooses the answer without passages.
 
     Rows with equal answers are False.
     """
     test = pairs.split.test
-    prefers_closed = take_closed(result.raw(test.tolist()))
-    return np.asarray(prefers_closed & pairs.differ[test])
+    return np.asarray(prefer_closed_book(result.raw(test.tolist())) & pairs.differ[test])

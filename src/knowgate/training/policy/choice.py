@@ -110,8 +110,8 @@ class PolicyChoice:
 
 def choose_policy(
     gates: Sequence[GateCandidate],
-    closed_right: BoolArray,
-    open_right: BoolArray,
+    closed_book_right: BoolArray,
+    open_book_right: BoolArray,
     arbiters: Sequence[ArbiterCandidate] = (),
     *,
     folds: NDArray[np.int64] | None = None,
@@ -124,8 +124,8 @@ def choose_policy(
     Args:
         gates: Gates to choose from. Each gives every question a need for retrieval (0 to 1), predicted by models that
             were not trained on the question.
-        closed_right: Whether each answer without passages (closed-book) is right.
-        open_right: Whether each answer with passages (open-book) is right.
+        closed_book_right: Whether each answer without passages (closed-book) is right.
+        open_book_right: Whether each answer with passages (open-book) is right.
         arbiters: Arbiters to choose from. After retrieval, an arbiter picks one of these two answers. Its models were not
             trained on the question either.
         folds: Fold of each question, for the estimate. Equal questions must share a fold. Default: five folds by
@@ -141,18 +141,19 @@ def choose_policy(
     Example:
         >>> known = np.array([True, False] * 200)
         >>> gate = GateCandidate("probe", np.where(known, 0.1, 0.9))
-        >>> choice = choose_policy([gate], closed_right=known, open_right=np.ones(400, dtype=bool))
+        >>> choice = choose_policy([gate], closed_book_right=known, open_book_right=np.ones(400, dtype=bool))
         >>> choice.chosen.gate, choice.chosen.searches, choice.chosen.right
         ('probe', 0.5, 1.0)
     """
-    n = len(closed_right)
+    n = len(closed_book_right)
     for gate in gates:
         if not np.isfinite(gate.needs).all():
             raise BadInput(f"the scores of gate '{gate.name}' contain NaN or infinity. Give only finite scores.")
     constants = [GateCandidate(name, np.full(n, 0.5), reads_draft=False) for name in CONSTANT_GATES]
     gates_by_name = {gate.name: gate for gate in (*constants, *gates)}
     arbiters_by_name = {arbiter.name: arbiter for arbiter in arbiters}
-    questions = GradedQuestions(closed_right, open_right, gates_by_name, arbiters_by_name, options or ChoiceOptions())
+    options = options or ChoiceOptions()
+    questions = GradedQuestions(closed_book_right, open_book_right, gates_by_name, arbiters_by_name, options)
     questions = replace(questions, reference_arbiter=_choose_reference_arbiter(questions))
     folds = np.arange(n) % DEFAULT_FOLDS if folds is None else folds
     choice = _choose(questions, folds)
@@ -226,12 +227,12 @@ def _explain_constant(questions: GradedQuestions, choice: PolicyChoice) -> Polic
 def apply_policy(
     chosen: PolicyResult,
     needs: FloatArray,
-    closed_right: BoolArray,
-    open_right: BoolArray,
-    takes_closed: BoolArray | None = None,
+    closed_book_right: BoolArray,
+    open_book_right: BoolArray,
+    prefers_closed_book: BoolArray | None = None,
     *,
     reads_draft: bool = True,
-    reference_takes_closed: BoolArray | None = None,
+    reference_prefers_closed_book: BoolArray | None = None,
     options: ChoiceOptions | None = None,
 ) -> PolicyResult:
     """Measure accuracy and cost of a chosen policy on other questions.
@@ -241,28 +242,30 @@ def apply_policy(
     Args:
         chosen: The policy, such as `PolicyChoice.chosen`.
         needs: Need for retrieval of each question, from its gate; ignored for constant gates.
-        closed_right: Whether each closed-book answer (without passages) is right.
-        open_right: Whether each open-book answer (with passages) is right.
-        takes_closed: For which questions the arbiter of the policy prefers the closed-book answer; None without one.
+        closed_book_right: Whether each closed-book answer (without passages) is right.
+        open_book_right: Whether each open-book answer (with passages) is right.
+        prefers_closed_book: For which questions the policy's arbiter prefers the closed-book answer; None without one.
         reads_draft: Whether the gate reads a closed-book draft; ignored for constant gates.
-        reference_takes_closed: For which questions the arbiter of the reference prefers the closed-book answer; None
-            without one.
+        reference_prefers_closed_book: The same for the arbiter of the reference.
         options: Prices.
     """
     # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
-    values = np.full(len(closed_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
+    values = np.full(len(closed_book_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
     gate = GateCandidate(chosen.gate, values, reads_draft and not chosen.is_constant, chosen.models)
     arbiters = {}
     reference_arbiter = NO_ARBITER
-    if reference_takes_closed is not None:
+    if reference_prefers_closed_book is not None:
         reference_arbiter = "reference"
-        arbiters[reference_arbiter] = ArbiterCandidate(reference_arbiter, reference_takes_closed)
+        arbiters[reference_arbiter] = ArbiterCandidate(reference_arbiter, reference_prefers_closed_book)
     if chosen.arbiter:
-        if takes_closed is None:
-            raise BadInput(f"the choices of arbiter '{chosen.arbiter}' are missing. Pass them as `takes_closed`.")
-        arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, takes_closed)
+        if prefers_closed_book is None:
+            raise BadInput(
+                f"the choices of arbiter '{chosen.arbiter}' are missing. Pass them as `prefers_closed_book`."
+            )
+        arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, prefers_closed_book)
     prices = options or ChoiceOptions()
-    questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, prices, reference_arbiter)
+    gates = {gate.name: gate}
+    questions = GradedQuestions(closed_book_right, open_book_right, gates, arbiters, prices, reference_arbiter)
     return questions.evaluate(chosen.gate, chosen.arbiter, chosen.threshold)
 
 

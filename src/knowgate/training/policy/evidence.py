@@ -130,7 +130,7 @@ class Evidence:
 
     def list_needed(self, target: Target) -> BoolArray:
         """Return for each question whether it needs retrieval, as the target defines it."""
-        is_unknown = ~self.table.closed_right
+        is_unknown = ~self.table.closed_book_right
         return is_unknown if target == "known" else is_unknown & self.table.always_right
 
     def split(self, fold: int) -> Split:

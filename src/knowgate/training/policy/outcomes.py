@@ -62,12 +62,12 @@ class ArbiterCandidate:
 
     Attributes:
         name: Name of the arbiter.
-        takes_closed: For each question, whether it chooses the closed-book answer.
+        prefers_closed_book: For each question, whether it chooses the closed-book answer.
         models: Number of trained models behind the arbiter.
     """
 
     name: str
-    takes_closed: BoolArray = field(repr=False)
+    prefers_closed_book: BoolArray = field(repr=False)
     models: int = 0
 
 
@@ -202,16 +202,16 @@ class GradedQuestions:
     """Graded questions and the candidates' predictions for them.
 
     Attributes:
-        closed_right: Whether each closed-book answer is right.
-        open_right: Whether each open-book answer is right.
+        closed_book_right: Whether each closed-book answer is right.
+        open_book_right: Whether each open-book answer is right.
         gates: The gates, by name.
         arbiters: The arbiters, by name.
         options: Prices and limits.
         reference_arbiter: Arbiter of the reference, which always retrieves; '' for none.
     """
 
-    closed_right: BoolArray
-    open_right: BoolArray
+    closed_book_right: BoolArray
+    open_book_right: BoolArray
     gates: Mapping[str, GateCandidate]
     arbiters: Mapping[str, ArbiterCandidate]
     options: ChoiceOptions
@@ -220,20 +220,23 @@ class GradedQuestions:
     def select(self, rows: BoolArray) -> GradedQuestions:
         """Return the questions that `rows` marks as True."""
         gates = {name: replace(gate, needs=gate.needs[rows]) for name, gate in self.gates.items()}
-        arbiters = {name: replace(item, takes_closed=item.takes_closed[rows]) for name, item in self.arbiters.items()}
-        closed, opened = self.closed_right[rows], self.open_right[rows]
-        return replace(self, closed_right=closed, open_right=opened, gates=gates, arbiters=arbiters)
+        arbiters = {
+            name: replace(arbiter, prefers_closed_book=arbiter.prefers_closed_book[rows])
+            for name, arbiter in self.arbiters.items()
+        }
+        grades = (self.closed_book_right[rows], self.open_book_right[rows])
+        return GradedQuestions(*grades, gates, arbiters, self.options, self.reference_arbiter)
 
     def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
         """Return which questions a policy answers right."""
         retrieved = self.gates[gate].needs > threshold
-        return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
+        return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_book_right)
 
     def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
         """Return which questions are answered right after retrieval for all of them."""
         if not arbiter:
-            return self.open_right
-        return np.where(self.arbiters[arbiter].takes_closed, self.closed_right, self.open_right)
+            return self.open_book_right
+        return np.where(self.arbiters[arbiter].prefers_closed_book, self.closed_book_right, self.open_book_right)
 
     def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
         """Return the value of a policy per question: 1 for a right answer, minus costs.
@@ -270,9 +273,9 @@ class GradedQuestions:
 
     def _evaluate_all(self, gate: str, arbiter: str, thresholds: Sequence[float]) -> list[PolicyResult]:
         """Measure accuracy and cost of a gate and an arbiter at several thresholds."""
-        n_questions = len(self.closed_right)
+        n_questions = len(self.closed_book_right)
         retrieved = self.gates[gate].needs > np.array(thresholds)[:, None]  # thresholds x questions
-        right = np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
+        right = np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_book_right)
         right_shares = np.count_nonzero(right, axis=1) / n_questions
         searches = np.count_nonzero(retrieved, axis=1) / n_questions  # as shares of the questions
         llm_calls = self._count_llm_calls(gate, arbiter, searches)
@@ -281,7 +284,7 @@ class GradedQuestions:
         n_models = self.gates[gate].models
         if arbiter:
             n_models += self.arbiters[arbiter].models
-        losses = count_net_losses(right, self.open_right)
+        losses = count_net_losses(right, self.open_book_right)
         reference_losses = count_net_losses(right, self._answer_retrieved_right(self.reference_arbiter))
         return [
             PolicyResult(

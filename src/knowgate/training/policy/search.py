@@ -158,7 +158,7 @@ class PolicySearch:
         rows, table = self.evidence.fit_rows, self.evidence.table
         choice = choose_policy(
             self.fitter.gates,
-            table.closed_right[rows],
+            table.closed_book_right[rows],
             table.always_right[rows],
             self.fitter.arbiters,
             folds=self.evidence.folds[rows],
@@ -199,20 +199,22 @@ class PolicySearch:
         result, examples = self.fitter.fit_gate(choice.chosen.gate)
         needs = score_calibrated(result, examples, rows)
         policy = replace(choice.chosen, threshold=_transfer_threshold(choice.chosen, needs))
-        reference_takes_closed, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
-        takes_closed, arbiter_folder = self.fitter.fit_arbiter(policy.arbiter, self.command)
-        closed_right = self.evidence.table.closed_right[rows]
-        open_right = self.evidence.table.always_right[rows]
-        arbitrated_right = None if takes_closed is None else np.where(takes_closed, closed_right, open_right)
-        outcomes = GateOutcomes(needs, closed_right, open_right, arbitrated_right)
+        reference_prefers_closed_book, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
+        prefers_closed_book, arbiter_folder = self.fitter.fit_arbiter(policy.arbiter, self.command)
+        closed_book_right = self.evidence.table.closed_book_right[rows]
+        open_book_right = self.evidence.table.always_right[rows]
+        arbitrated_right = None
+        if prefers_closed_book is not None:
+            arbitrated_right = np.where(prefers_closed_book, closed_book_right, open_book_right)
+        outcomes = GateOutcomes(needs, closed_book_right, open_book_right, arbitrated_right)
         held_out = apply_policy(
             policy,
             needs,
-            closed_right,
-            open_right,
-            takes_closed,
+            closed_book_right,
+            open_book_right,
+            prefers_closed_book,
             reads_draft=policy.is_constant or self.fitter.recipes[policy.gate].reads_draft,
-            reference_takes_closed=reference_takes_closed,
+            reference_prefers_closed_book=reference_prefers_closed_book,
             options=self.options,
         )
         return TestedPolicy(result, examples, policy.threshold, outcomes, arbiter_folder, held_out)
