@@ -16,9 +16,9 @@ import numpy as np
 
 def make_random_table(n_gates: int, n_rows: int) -> tuple[Any, list[Any]]:
     """Return a label table of random rows, and gates with random scores for them."""
+    from knowgate.data.runs.records import TableScores
     from knowgate.data.runs.rows import GradedAnswer, LabelRow
     from knowgate.data.runs.table import LabelTable
-    from knowgate.gates.offline_scoring import TableScores
 
     rng = np.random.default_rng(0)
     closed, opened = rng.random(n_rows) < 0.3, rng.random(n_rows) < 0.5
@@ -33,7 +33,7 @@ def make_random_table(n_gates: int, n_rows: int) -> tuple[Any, list[Any]]:
         for i, (closed_book_right, open_book_right) in enumerate(zip(closed, opened, strict=True))
     ]
     table = LabelTable(rows, [], {"model": "none", "grader": "contains"})
-    return table, [TableScores(f"gate {i}", 0.7 * rng.random(n_rows) + 0.3 * ~closed, 0.5) for i in range(n_gates)]
+    return table, [TableScores(f"gate {i}", 0.5, 0.7 * rng.random(n_rows) + 0.3 * ~closed) for i in range(n_gates)]
 
 
 def main() -> None:

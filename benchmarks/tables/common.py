@@ -75,7 +75,7 @@ def evaluate_data_set(model: str, name: str) -> Any:
     labels = load_test_run(model, name)
     if labels is None or labels.open_book_right is None:
         return None
-    scored = [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.name)]
+    scored = [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.gate)]
     return compare_gates(labels, scored, resamples=RESAMPLES)
 
 

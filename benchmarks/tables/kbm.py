@@ -226,9 +226,9 @@ def _freshness_table(gates: tuple[str, ...] = ()) -> Iterator[str]:
     counts = tuple(f"{name} ({int(part.sum())})" for name, part in zip((*KINDS, *hops), masks, strict=True))
     rows: Rows = [(name, *rates, *["–"] * len(hops)) for name, rates in PAPER_FRESH.items()]
     rows += [
-        (display_name(scores.name), *(_rate(scores.needs > scores.threshold, part) for part in masks))
+        (display_name(scores.gate), *(_rate(scores.needs > scores.threshold, part) for part in masks))
         for scores in _score_main_gates(labels)
-        if not gates or scores.name.removesuffix(OWN_VERDICT) in gates
+        if not gates or scores.gate.removesuffix(OWN_VERDICT) in gates
     ]
     rows.append(("right closed-book", *(_rate(labels.closed_book_right, part) for part in masks)))
     yield table(("gate", *counts), rows)
@@ -241,7 +241,7 @@ def _rate(marks: Any, inside: Any) -> str:
 def _score_main_gates(labels: Any) -> list[Any]:
     from knowgate.gates.offline_scoring import score_gates
 
-    return [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.name)]
+    return [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.gate)]
 
 
 # --- Figure 6: the long tail ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.table import load_label_table
 from knowgate.evaluation import gate_results
 from knowgate.evaluation.gate_results import (
@@ -13,7 +14,6 @@ from knowgate.evaluation.gate_results import (
     group_into_cells,
     measure_gates,
 )
-from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap
 from knowgate.stats.metrics import N_ECE_BINS, unit_weights
 from tests.support.hand_gate import varied_rows, write_rows
@@ -75,7 +75,7 @@ def test_without_resamples_only_the_values_remain():
 
 def test_an_evaluation_of_many_questions_uses_cells(tmp_path, monkeypatch):
     labels = load_label_table([write_rows(tmp_path / "run", varied_rows(60))])
-    gates = [TableScores("a", np.random.default_rng(0).random(60), 0.5)]
+    gates = [TableScores("a", 0.5, np.random.default_rng(0).random(60))]
     (exact,) = measure_gates(labels, gates, Bootstrap(60, resamples=40))
     monkeypatch.setattr(gate_results, "MAX_EXACT_QUESTIONS", 10)
     (cells,) = measure_gates(labels, gates, Bootstrap(60, resamples=40))

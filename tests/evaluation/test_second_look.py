@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from knowgate.data.runs.records import read_usefulness
+from knowgate.data.runs.records import TableScores, read_usefulness
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadSetting
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.post_retrieval import build_second_look_table, evaluate_second_look, judge_run_passages
-from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap
 from knowgate.types import Passage
 from tests.support.hand_gate import graded_row, write_gate, write_rows
@@ -41,7 +40,7 @@ def run(tmp_path):
 
 def test_dropped_passages_leave_the_closed_book_answer(run):
     trial = load_label_table([run])
-    always = TableScores("always", np.ones(4), 0.5)
+    always = TableScores("always", 0.5, np.ones(4))
     (line,) = evaluate_second_look(trial, [always], np.array([True, True, False, False]), Bootstrap(4, 50))
     assert (line.once, line.twice, line.rate, line.shown) == (0.75, 0.75, 1.0, 0.5)
     assert line.random == pytest.approx(0.5 * 0.75 + 0.5 * 0.25)
@@ -50,7 +49,7 @@ def test_dropped_passages_leave_the_closed_book_answer(run):
 
 def test_skipped_questions_are_not_judged_again(run):
     trial = load_label_table([run])
-    skips_c = TableScores("mine", np.array([1.0, 1.0, 0.0, 1.0]), 0.5)
+    skips_c = TableScores("mine", 0.5, np.array([1.0, 1.0, 0.0, 1.0]))
     (line,) = evaluate_second_look(trial, [skips_c], np.array([True, True, True, False]), Bootstrap(4, 50))
     assert (line.once, line.twice) == (1.0, 0.75)
 

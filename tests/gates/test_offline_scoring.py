@@ -35,7 +35,7 @@ def test_a_gate_with_another_threshold_is_not_scored_again(tmp_path, trial, aske
     gates = [write_gate(tmp_path / f"at-{at}", threshold=at) for at in (0.2, 0.8)]
     low, high = score_gates(trial, [str(gate) for gate in gates])
     assert asked == ["at-0.2"]
-    assert (low.name, low.threshold, high.name, high.threshold) == ("at-0.2", 0.2, "at-0.8", 0.8)
+    assert (low.gate, low.threshold, high.gate, high.threshold) == ("at-0.2", 0.2, "at-0.8", 0.8)
     assert low.needs.tolist() == high.needs.tolist()
 
 
@@ -89,7 +89,7 @@ def test_without_a_folder_the_recorded_needs_are_used(tmp_path, monkeypatch, ask
     shutil.rmtree(tmp_path / "mine")
     asked.clear()
     [found] = score_gates(trial, ["mine"])
-    assert (asked, found.name) == ([], "mine")
+    assert (asked, found.gate) == ([], "mine")
 
 
 def test_a_recorded_gate_can_decide_by_its_raw_scores(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_recorded_gate_can_decide_by_its_raw_scores(tmp_path, monkeypatch):
     [live] = score_gates(trial, ["mine,verdict=own"])
     shutil.rmtree(tmp_path / "mine")
     [own] = score_gates(trial, ["mine,verdict=own"])
-    assert (own.name, own.threshold) == ("mine,verdict=own", 0.5)
+    assert (own.gate, own.threshold) == ("mine,verdict=own", 0.5)
     assert own.needs.tolist() == pytest.approx(live.needs.tolist(), abs=1e-6)
     assert own.needs.tolist() != score_gates(trial, ["mine"])[0].needs.tolist()
 

@@ -87,7 +87,7 @@ def test_tables_distinguish_the_two_verdicts(tmp_path):
     folder = write_gate(tmp_path / "mine", calibration=HALVED)
     trial = load_label_table([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])])
     calibrated, own = score_gate(trial, str(folder)), score_gate(trial, f"{folder},verdict=own")
-    assert (calibrated.name, own.name) == ("mine", "mine,verdict=own")
+    assert (calibrated.gate, own.gate) == ("mine", "mine,verdict=own")
     assert calibrated.needs.tolist() == pytest.approx([0.4])
     assert own.needs.tolist() == calibrated.raw.tolist() == pytest.approx([0.8])
 

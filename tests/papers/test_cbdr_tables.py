@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from knowgate.core.display import MISSING_VALUE
+from knowgate.data.runs.records import TableScores
 from knowgate.errors import BadSetting
-from knowgate.gates.offline_scoring import TableScores
 from knowgate.papers.cbdr_tables import build_beta_tables
 from knowgate.papers.sweeps import BETAS, select_unsure_questions
 from tests.support.runs_by_hand import row, side
@@ -66,6 +66,6 @@ def test_runs_with_different_questions_are_rejected(tmp_path):
 
 
 def test_beta_is_compared_with_the_raw_score_if_there_is_one():
-    scores = TableScores("probe", np.array([0.4, 0.4, 0.4]), 0.5, raw=np.array([0.01, 0.05, 0.5]))
+    scores = TableScores("probe", 0.5, np.array([0.4, 0.4, 0.4]), raw=np.array([0.01, 0.05, 0.5]))
     assert select_unsure_questions(scores, 0.95).tolist() == [False, True, True]  # confidence must be above beta
     assert select_unsure_questions(replace(scores, raw=None), 0.95).tolist() == [True, True, True]

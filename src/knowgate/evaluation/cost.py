@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from knowgate.core.display import UNKNOWN_AMOUNT
 from knowgate.core.options import Options, option, read_options
 from knowgate.core.validation import parse_toml, read_text
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.table import LabelTable
 from knowgate.evaluation.replay import (
     PolicyCost,
@@ -27,7 +28,6 @@ from knowgate.evaluation.replay import (
     measure_gated_cost,
     measure_never_cost,
 )
-from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.metrics import BoolArray
 
 COST_QUESTIONS = 1_000  # questions that `knowgate cost` shows costs for

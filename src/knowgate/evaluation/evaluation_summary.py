@@ -199,7 +199,7 @@ def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
     return {
         "gate": gate.gate,
         "threshold": gate.threshold,
-        "note": gate.scores.note,
+        "note": gate.scores.about,
         "far": gate.scores.far,
         **{name: asdict(value) for name, value in gate.measures.items()},
         "cost": {

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
 from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent
 from knowgate.core.validation import read_text
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.rows import ANSWER_FREQUENCY, FREQUENCY_THIRDS, SLICE_DIMENSIONS
 from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadInput, UnknownName
@@ -22,7 +23,6 @@ from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, TARGET_KINDS
 from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
-from knowgate.gates.offline_scoring import TableScores
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats import proportions
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, Estimate, bootstrap_p_value, summarize_resamples
@@ -181,8 +181,8 @@ def compare_gates(
     _check_distinguishable(table)
     bootstrap = Bootstrap(len(table.rows), resamples, seed)
     baselines = gate_results.build_baselines(table)
-    baseline_names = {baseline.name for baseline in baselines}
-    compared = [gate for gate in scores if gate.name not in baseline_names]
+    baseline_names = {baseline.gate for baseline in baselines}
+    compared = [gate for gate in scores if gate.gate not in baseline_names]
     # Gates and baselines are measured together, so that they share their resamples.
     results = gate_results.measure_gates(table, [*compared, *baselines], bootstrap)
     gates, comparisons = results[: len(compared)], []

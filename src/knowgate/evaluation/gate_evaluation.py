@@ -11,6 +11,7 @@ from knowgate.core.options import Seed, option, with_options
 from knowgate.core.validation import check_integer
 from knowgate.data.questions import QuestionSource
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.table import MAX_ROWS_IN_MEMORY, LabelTable, load_label_table
 from knowgate.errors import BadSetting, require_extra
 from knowgate.evaluation.gate_comparison import Evaluation, compare_gates, read_guarantees
@@ -29,7 +30,7 @@ from knowgate.evaluation.retrieval_actions import evaluate_actions
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.fitted_gate import get_gate_name, has_judge
-from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
+from knowgate.gates.offline_scoring import drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
 from knowgate.training.topics import TOPICS_HELP, measure_topics
@@ -272,5 +273,5 @@ def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
     """Return the baselines with the given names ('never', 'always' or 'oracle'), followed by the gates."""
-    baselines = [baseline for baseline in build_baselines(table) if baseline.name in names]
-    return [*baselines, *(gate for gate in scores if gate.name not in ("never", "always", "oracle"))]
+    baselines = [baseline for baseline in build_baselines(table) if baseline.gate in names]
+    return [*baselines, *(gate for gate in scores if gate.gate not in ("never", "always", "oracle"))]

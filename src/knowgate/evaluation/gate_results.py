@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.table import LabelTable
 from knowgate.evaluation.cost import estimate_gated_cost
 from knowgate.evaluation.replay import PolicyCost
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, choose_for_accuracy, evaluate_threshold
-from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats import metrics
 from knowgate.stats.bootstrap import Bootstrap, Estimate, WeightedMetric, summarize_resamples
 
@@ -74,7 +74,7 @@ class GateResult:
     @property
     def gate(self) -> str:
         """Name of the gate in the tables."""
-        return self.scores.name
+        return self.scores.gate
 
     @property
     def threshold(self) -> float:
@@ -199,9 +199,9 @@ def build_baselines(table: LabelTable) -> list[TableScores]:
     is_helped = (table.open_book_right & ~table.closed_book_right).astype(float)
     # Needs of 0 and 1 with a threshold of 0.5 stand for fixed decisions.
     return [
-        TableScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
-        TableScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
-        TableScores("oracle", is_helped, 0.5, drafts=False, note="knows both answers: the ceiling, not a gate"),
+        TableScores("never", 0.5, np.zeros(n), drafts=False, about="answers closed-book"),
+        TableScores("always", 0.5, np.ones(n), drafts=False, about="retrieves every time"),
+        TableScores("oracle", 0.5, is_helped, drafts=False, about="knows both answers: the ceiling, not a gate"),
     ]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from knowgate.core.display import TextTable, format_percent, format_points
-from knowgate.data.runs.records import RecordedUsefulness, read_usefulness, write_usefulness
+from knowgate.data.runs.records import RecordedUsefulness, TableScores, read_usefulness, write_usefulness
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.storage import question_from_row
 from knowgate.data.runs.table import LabelTable
@@ -23,7 +23,7 @@ from knowgate.evaluation.gate_results import estimate_column_means
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import FittedGateSpec, parse_fitted_spec, read_artifact
-from knowgate.gates.offline_scoring import TableScores, check_unseen
+from knowgate.gates.offline_scoring import check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate
 from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate, mcnemar_test
@@ -133,7 +133,7 @@ def _measure_cascade(
     columns = {"accuracy": right, "change": right - right_alone, "against_always": right - always_right}
     p_value, gained, harmed = mcnemar_test(right, table.always_right)
     return CascadeResult(
-        gate=gate.name,
+        gate=gate.gate,
         rate=rate,
         alone=float(right_alone.mean()),
         p_mcnemar=p_value,
@@ -300,7 +300,7 @@ def _measure_second_look(
     random = np.where(retrieve, expected, closed_book_right)
     difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})
     return SecondLookResult(
-        gate=gate.name,
+        gate=gate.gate,
         rate=float(retrieve.mean()),
         once=float(once.mean()),
         twice=float(twice.mean()),

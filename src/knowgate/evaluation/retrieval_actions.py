@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.display import TextTable, format_percent
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.table import DEFAULT_ROUNDS, LabelTable
 from knowgate.errors import BadSetting
 from knowgate.evaluation.gate_results import estimate_column_means
 from knowgate.gates.artifacts.networks import apply_calibration
-from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap, Estimate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate, mcnemar_test
@@ -182,7 +182,7 @@ def evaluate_actions(
     results = []
     for gate in gates:
         outcomes = ActionOutcomes(gate.needs, right, table.always_right, (0.0, 1.0, table.mean_rounds))
-        results += measure_actions(gate.name, outcomes.select(dev), outcomes.select(~dev), [price], test_bootstrap)
+        results += measure_actions(gate.gate, outcomes.select(dev), outcomes.select(~dev), [price], test_bootstrap)
     return results
 
 

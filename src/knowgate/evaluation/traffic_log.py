@@ -17,6 +17,7 @@ from knowgate.core.text import estimate_tokens
 from knowgate.core.validation import parse_json
 from knowgate.data.runs.columns import count_answer_tokens
 from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput
@@ -28,7 +29,7 @@ from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
 from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
-from knowgate.gates.offline_scoring import TableScores, score_gate
+from knowgate.gates.offline_scoring import score_gate
 from knowgate.stats.metrics import BoolArray
 from knowgate.types import DecisionNote
 
@@ -351,7 +352,7 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
     return LoggedTraffic(
         path,
         events,
-        gates=Counter({scores.name: len(events)}),
+        gates=Counter({scores.gate: len(events)}),
         models=Counter({str(table.settings["model"]): len(events)}),
         left_out=Counter(left_out),
         own_threshold=scores.threshold,

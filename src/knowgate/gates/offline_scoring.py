@@ -13,8 +13,8 @@ import numpy as np
 from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
 from knowgate.data.runs.folder import suggest_data_and_model
-from knowgate.data.runs.records import RecordedNeeds, write_needs
-from knowgate.data.runs.table import GateColumn, LabelTable
+from knowgate.data.runs.records import RecordedNeeds, TableScores, write_needs
+from knowgate.data.runs.table import LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, UnknownName, UnsupportedSignal
@@ -34,37 +34,6 @@ from knowgate.types import Gate, Signal
 
 SIGNAL_NAMES = {Signal.HIDDEN: "hidden states", Signal.LABELS: "label logits", Signal.LOGPROBS: "log-probabilities"}
 LABEL_OPTIONS = {Signal.HIDDEN: "layers=mid,late,last", Signal.SAMPLES: "samples=20"}
-
-
-@dataclass(frozen=True)
-class TableScores:
-    """Scores of a gate for every row of a label table, and their cost.
-
-    Attributes:
-        name: Name of the gate in tables.
-        needs: Need for retrieval of each row (0 = the LLM knows, 1 = retrieve).
-        threshold: The gate retrieves if the need is above this value.
-        calls: Extra LLM calls per question that the decision takes. The call that drafts the answer is not counted.
-        drafts: Whether the gate drafts an answer before it decides, also for questions that it then retrieves for.
-        extra_tokens: Tokens generated per question in addition to the draft, such as sampled answers.
-        seconds: Time per question; None if not measured.
-        note: Remark for tables, for example that the gate was fitted on a different LLM.
-        raw: Scores before calibration; None for gates that are not fitted.
-        far: Share of questions that are unlike the training questions of the gate; None if unknown.
-        scoring: Fingerprint of everything except the threshold that determines the scores; '' if not fitted.
-    """
-
-    name: str
-    needs: FloatArray
-    threshold: float
-    calls: float = 0.0
-    drafts: bool = True
-    extra_tokens: float = 0.0
-    seconds: float | None = None
-    note: str = ""
-    raw: FloatArray | None = None
-    far: float | None = None
-    scoring: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,16 +173,16 @@ class _GateScorer:
         n_samples = gate.request.samples
         distances = np.concatenate(self.distances)
         return TableScores(
-            name=name,
-            needs=np.concatenate(self.needs),
-            threshold=gate.threshold,
-            calls=float(has_own_prompt) + n_samples,
-            drafts=gate.request.draft_tokens > 0,
-            extra_tokens=n_samples * float(table.closed_book_tokens.mean()),  # a sample is about as long as an answer
-            note=gate.note,
+            name,
+            gate.threshold,
+            np.concatenate(self.needs),
+            about=gate.note,
             raw=np.concatenate(self.raw) if self.raw else None,
             far=compute_far_share(distances[~np.isnan(distances)].tolist()),
             scoring=self.scoring,
+            calls=float(has_own_prompt) + n_samples,
+            drafts=gate.request.draft_tokens > 0,
+            extra_tokens=n_samples * float(table.closed_book_tokens.mean()),  # a sample is about as long as an answer
         )
 
 
@@ -233,15 +202,15 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     scores: dict[str | int, TableScores] = {}
     scorers: dict[str | int, _GateScorer] = {}
     for key, gate in unique.items():
-        column = _find_recorded(table, gate)
-        if column is None:
+        recorded = _find_recorded(table, gate)
+        if recorded is None:
             scorers[key] = _make_scorer(table, gate, plug_in)
         else:
-            scores[key] = _get_recorded_scores(column, str(gate))
+            scores[key] = _add_cost(recorded, str(gate))
     if scorers:
         scores |= _run_scorers(table, scorers)
-    names = number_duplicates([scores[key].name for key in unique])
-    return [replace(scores[key], name=name) for key, name in zip(unique, names, strict=True)]
+    names = number_duplicates([scores[key].gate for key in unique])
+    return [replace(scores[key], gate=name) for key, name in zip(unique, names, strict=True)]
 
 
 def _list_unique_gates(table: LabelTable, gates: Sequence[str | Gate]) -> dict[str | int, str | Gate]:
@@ -325,53 +294,43 @@ def number_duplicates(names: Sequence[str]) -> list[str]:
 # --- recorded needs -------------------------------------------------------------------------------
 
 
-def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
+def _find_recorded(table: LabelTable, gate: str | Gate) -> TableScores | None:
     """Return the recorded scores of a gate, or None.
 
     A folder must have the same fingerprint (`scoring`) as recorded.
     """
     if not isinstance(gate, str):
         return None
-    column = table.find_recorded(gate)
-    if column is None or parse_fitted_spec(gate) is None:  # nothing is recorded, or the gate is not a folder
-        return column
+    scores = table.find_recorded(gate)
+    if scores is None or parse_fitted_spec(gate) is None:  # nothing is recorded, or the gate is not a folder
+        return scores
     loaded = load_gate(gate)
-    is_same_gate = isinstance(loaded, FittedGate) and loaded.scoring == column.scoring
-    return column if is_same_gate else None
+    is_same_gate = isinstance(loaded, FittedGate) and loaded.scoring == scores.scoring
+    return scores if is_same_gate else None
 
 
-def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
-    """Return the recorded scores of a gate. `gate` is its recorded name, or its folder.
+def _add_cost(scores: TableScores, gate: str) -> TableScores:
+    """Add to recorded scores what the gate costs. `gate` is its recorded name, or its folder.
 
     Raises:
         BadSetting: Some questions have no recorded score.
     """
-    _check_all_recorded(column)
+    _check_all_recorded(scores)
     # 'kbm-certainty' is a variant of the gate 'kbm', and 'logprob:mean' is 'logprob' with an option.
-    registered_name = re.split("[-:, ]", column.gate)[0]
+    registered_name = re.split("[-:, ]", scores.gate)[0]
     entry = {**GATES, **FITTED_GATES}.get(registered_name)
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     is_folder = parse_fitted_spec(gate) is not None  # then the threshold may have changed since the recording
-    return TableScores(
-        name=column.gate,
-        needs=column.needs,
-        threshold=load_gate(gate).threshold if is_folder else column.threshold,
-        calls=float(signals == "labels"),
-        drafts=signals not in ("", "labels"),
-        seconds=column.seconds,
-        note=column.about,
-        raw=column.raw,
-        far=column.far,
-        scoring=column.scoring,
-    )
+    threshold = load_gate(gate).threshold if is_folder else scores.threshold
+    return replace(scores, threshold=threshold, calls=float(signals == "labels"), drafts=signals not in ("", "labels"))
 
 
-def _check_all_recorded(column: GateColumn) -> None:
+def _check_all_recorded(scores: TableScores) -> None:
     """Raise BadSetting if a question has no recorded score."""
-    n_missing = int(np.isnan(column.needs).sum())
+    n_missing = int(np.isnan(scores.needs).sum())
     if n_missing:
         raise BadSetting(
-            f"the label run (recorded answers) lacks the score of gate '{column.gate}' for {n_missing} of {len(column.needs)} "
+            f"the label run (recorded answers) lacks the score of gate '{scores.gate}' for {n_missing} of {len(scores.needs)} "
             "questions. Pass the folder of the gate to compute these scores."
         )
 
@@ -388,7 +347,7 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
     needs = {question_id: float(scores.needs[row]) for row, question_id in ids.items()}
     raw = {} if scores.raw is None else {question_id: float(scores.raw[row]) for row, question_id in ids.items()}
     return RecordedNeeds(
-        scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far, scores.scoring
+        scores.gate, scores.threshold, needs, scores.about, scores.seconds, raw, scores.far, scores.scoring
     )
 
 

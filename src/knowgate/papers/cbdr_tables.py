@@ -14,9 +14,10 @@ import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadSetting
-from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, score_gates
+from knowgate.gates.offline_scoring import drop_seen_rows, score_gates
 from knowgate.labels.options import count_shown_passages
 from knowgate.papers.sweeps import BETAS, select_unsure_questions, sweep_betas
 from knowgate.stats.metrics import BoolArray
@@ -78,7 +79,7 @@ def build_beta_tables(
         table = load_label_table(group)
         if drop_seen:
             table = drop_seen_rows(table, gates)
-        scores_by_gate = {scores.name: scores for scores in score_gates(table, gates, plug_in=plug_in)}
+        scores_by_gate = {scores.gate: scores for scores in score_gates(table, gates, plug_in=plug_in)}
         scored.append(ScoredTable(source, table, scores_by_gate))
     if len(scored) == 1:
         return [sweep_betas(scored[0].table, gate) for gate in scored[0].gates.values()]

@@ -15,12 +15,12 @@ import numpy as np
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel
-from knowgate.data.runs.records import RecordedNeeds, check_same_llm, write_needs
+from knowgate.data.runs.records import RecordedNeeds, TableScores, check_same_llm, write_needs
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.dhicl import DhiclGate
 from knowgate.gates.history_scope import open_history_store
-from knowgate.gates.offline_scoring import TableScores, score_gate
+from knowgate.gates.offline_scoring import score_gate
 from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.labels.history_entries import scope_from_settings
@@ -301,7 +301,7 @@ def _make_constant_row(name: str, need: float, tables: Mapping[str, LabelTable])
     """Make the row of a gate with the same need for all questions, at a threshold of 0.5."""
     cells = [name]
     for table in tables.values():
-        accuracy, random, _ = _make_cells(table, TableScores(name, np.full(len(table.rows), need), 0.5))
+        accuracy, random, _ = _make_cells(table, TableScores(name, 0.5, np.full(len(table.rows), need)))
         cells += (accuracy, random, MISSING_VALUE)  # equal needs do not rank questions, so they have no AUROC
     return tuple(cells)
 

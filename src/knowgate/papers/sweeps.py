@@ -18,11 +18,12 @@ import numpy as np
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
 from knowgate.core.options import Options
 from knowgate.core.registry import split_spec
+from knowgate.data.runs.records import TableScores
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, KnowgateError
 from knowgate.gates import load_gate
 from knowgate.gates.fitted_gate import get_gate_name
-from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, score_gate
+from knowgate.gates.offline_scoring import drop_seen_rows, score_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.bootstrap import estimate_mean
@@ -45,7 +46,7 @@ WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
 def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
     """Tabulate how good a gate's decisions are at each threshold, from 0.1 to 0.9."""
     decisions = {f"{threshold:g}": gate.needs > threshold for threshold in THRESHOLDS}
-    title = f"{gate.name}: threshold, {len(table.rows)} questions"
+    title = f"{gate.gate}: threshold, {len(table.rows)} questions"
     return _build_decision_table(table, title, "retrieve if need >", decisions)
 
 
@@ -56,7 +57,7 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
     """
     decisions = {f"{beta:g}": select_unsure_questions(gate, beta) for beta in betas}
     confidence = "1 - need" if gate.raw is None else "the raw confidence"
-    title = f"{gate.name}: beta on {confidence}, {len(table.rows)} questions"
+    title = f"{gate.gate}: beta on {confidence}, {len(table.rows)} questions"
     return _build_decision_table(table, title, "answer if confidence >", decisions)
 
 
@@ -153,7 +154,7 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     for name in names:
         scores = score_gate(table, name)
         cells = measure_decisions(table, scores.needs > scores.threshold)
-        rows.append((scores.name, format_auroc(table, scores), *(cells[column] for column in columns)))
+        rows.append((scores.gate, format_auroc(table, scores), *(cells[column] for column in columns)))
     return TextTable(f"Variants of {prefix}", ("gate", "AUROC", *columns), tuple(rows))
 
 
@@ -190,7 +191,7 @@ def _make_transfer_cell(table: LabelTable, gate: str) -> str:
         scores = score_gate(table, gate, plug_in=True)
     except KnowgateError as error:
         return f"({error.brief})"
-    is_of_another_llm = bool(scores.note)  # the note says which LLM the gate was fitted on
+    is_of_another_llm = bool(scores.about)  # the note says which LLM the gate was fitted on
     return format_auroc(table, scores) + (" *" if is_of_another_llm else "")
 
 

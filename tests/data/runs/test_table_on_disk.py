@@ -155,10 +155,10 @@ def test_recorded_needs_equal_those_in_memory(runs):
     for gate in held.recorded_needs:
         one, other = score_gates(held, [gate])[0], score_gates(stored, [gate])[0]
         assert other.needs.tolist() == one.needs.tolist()
-        assert (other.far, other.seconds, other.note, other.threshold) == (
+        assert (other.far, other.seconds, other.about, other.threshold) == (
             one.far,
             one.seconds,
-            one.note,
+            one.about,
             one.threshold,
         )
     assert score_gates(stored, ["fitted"])[0].raw.tolist() == score_gates(held, ["fitted"])[0].raw.tolist()

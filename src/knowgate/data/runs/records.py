@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.files import read_jsonl, write_text
 from knowgate.core.schema import NumberRange, UnitInterval, read_record
 from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.storage import RowNumbers
 from knowgate.errors import ArtifactError, BadInput, BadSetting
+from knowgate.stats.metrics import FloatArray
 from knowgate.types import ModelIdentity
 
 log = logging.getLogger(__name__)
@@ -77,6 +82,7 @@ def warn_if_unfinished(run: Path, n_rows: int, n_questions: object) -> None:
 NEEDS_FILE = "needs.jsonl"
 BELIEFS_FILE = "beliefs.jsonl"
 USEFULNESS_FILE = "useful.jsonl"
+OWN_VERDICT = ",verdict=own"  # after the name of a fitted gate: it decides by its raw score, cut at one half
 SCORE_DIGITS = 7  # enough to keep different scores different
 Record = TypeVar("Record")
 
@@ -106,6 +112,50 @@ class RecordedNeeds:
     raw: Mapping[str, UnitInterval] = field(default_factory=dict, repr=False)
     far: UnitInterval | None = None
     scoring: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class TableScores:
+    """The scores of a gate for every row of a label table, and their cost.
+
+    Attributes:
+        gate: Name of the gate.
+        threshold: The gate retrieves for needs above this.
+        needs: Need of each row (0 = the LLM knows, 1 = retrieve); NaN if the gate did not score it.
+        about: Note about the gate, shown in tables, for example that it was fitted on a different LLM.
+        seconds: Seconds per question; None if not timed.
+        raw: Score of each row before calibration; None if the gate is not fitted, or if it was not recorded.
+        far: Share of questions far from the training questions of the gate; None if unknown.
+        scoring: Fingerprint of how the gate scores, without its threshold; "" if not fitted or unknown.
+        calls: Extra LLM calls per question that the decision takes. The call that drafts the answer is not counted.
+        drafts: Whether the gate drafts an answer before it decides, also for questions that it then retrieves for.
+        extra_tokens: Tokens generated per question in addition to the draft, such as sampled answers.
+    """
+
+    gate: str
+    threshold: float
+    needs: FloatArray = field(repr=False)
+    about: str = ""
+    seconds: float | None = None
+    raw: FloatArray | None = field(default=None, repr=False)
+    far: float | None = None
+    scoring: str = ""
+    calls: float = 0.0
+    drafts: bool = True
+    extra_tokens: float = 0.0
+
+    def select(self, numbers: RowNumbers) -> TableScores:
+        """Return the scores of the rows with these indices."""
+        return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
+
+    def use_raw_scores(self) -> TableScores | None:
+        """Return the scores of a gate variant that decides by raw scores, or None.
+
+        Raw scores are probabilities before calibration.
+        """
+        if self.raw is None:
+            return None
+        return replace(self, gate=f"{self.gate}{OWN_VERDICT}", threshold=0.5, needs=self.raw, scoring="")
 
 
 @dataclass(frozen=True)
@@ -193,6 +243,58 @@ def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
         "scoring": item.scoring or None,
     }
     return record | {key: value for key, value in optional.items() if value is not None}
+
+
+def load_scores(runs: Sequence[Path], ids: NDArray[np.str_], run_index: NDArray[np.int32]) -> dict[str, TableScores]:
+    """Read the recorded scores of every gate, for the rows of a label table.
+
+    Gates that are not recorded in every run are left out.
+
+    Args:
+        runs: Folders of the runs.
+        ids: Question id of each row.
+        run_index: Index into `runs` of each row.
+    """
+    columns: dict[str, TableScores] = {}  # of the gates that all runs so far have recorded
+    for run, path in enumerate(runs):
+        rows = np.flatnonzero(run_index == run)  # the rows of this run
+        updated: dict[str, TableScores] = {}
+        for recorded in iterate_needs(path):
+            column = _start_scores(recorded, len(ids)) if run == 0 else columns.get(recorded.gate)
+            if column is not None:  # None if an earlier run has not recorded the gate
+                _fill_scores(column, recorded, rows, ids[rows])
+                updated[recorded.gate] = _merge_record(column, recorded, share=1 / (run + 1))
+        columns = updated  # without the gates that this run has not recorded
+    return columns
+
+
+def _fill_scores(column: TableScores, recorded: RecordedNeeds, rows: RowNumbers, ids: NDArray[np.str_]) -> None:
+    """Write the recorded scores of one run into the rows of a column."""
+    column.needs[rows] = [recorded.needs.get(row_id, np.nan) for row_id in ids]
+    if column.raw is not None:
+        column.raw[rows] = [recorded.raw.get(row_id, np.nan) for row_id in ids]
+
+
+def _start_scores(item: RecordedNeeds, n_rows: int) -> TableScores:
+    """Make the column of a gate, with scores still empty (NaN)."""
+    raw = np.full(n_rows, np.nan) if item.raw else None
+    needs = np.full(n_rows, np.nan)
+    return TableScores(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
+
+
+def _merge_record(column: TableScores, item: RecordedNeeds, share: float) -> TableScores:
+    """Merge the record of the next run into the column of a gate. Numbers are averaged, with `share` as the weight."""
+
+    def average(first: float | None, second: float | None) -> float | None:
+        return None if first is None or second is None else (1 - share) * first + share * second
+
+    return replace(
+        column,
+        seconds=average(column.seconds, item.seconds),
+        far=average(column.far, item.far),
+        scoring=column.scoring if column.scoring == item.scoring else "",
+        raw=column.raw if item.raw else None,
+    )
 
 
 # --- beliefs of arbiters --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from knowgate.core.files import sha256_text
 from knowgate.data.runs import storage
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
 from knowgate.data.runs.folder import RunFolder
-from knowgate.data.runs.records import RecordedNeeds, check_compatible, iterate_needs, warn_if_unfinished
+from knowgate.data.runs.records import OWN_VERDICT, TableScores, check_compatible, load_scores, warn_if_unfinished
 from knowgate.data.runs.rows import (
     ANSWER_FREQUENCY,
     LabelRow,
@@ -30,13 +30,12 @@ from knowgate.data.runs.rows import (
     select_grader,
 )
 from knowgate.errors import BadInput
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray
 from knowgate.types import Reading
 
 log = logging.getLogger(__name__)
 CHUNK_ROWS = 5_000  # rows in memory at once when all of them are too many
 MAX_ROWS_IN_MEMORY = 20_000  # about 0.5 GB; an evaluation of more rows leaves them on disk
-OWN_VERDICT = ",verdict=own"  # after the name of a fitted gate: it decides by its raw score, cut at one half
 DEFAULT_ROUNDS = 3.0  # assumed number of retrieval rounds if it was not recorded
 LAZY_COLUMNS = ("loose_fingerprints",)  # rarely used, so not computed while rows are read
 ONE_MODEL_ADVICE = "Evaluate one model at a time"
@@ -45,44 +44,6 @@ EVALUATION_ADVICE = {
     "prompts_fingerprint": ONE_MODEL_ADVICE,
     "reranker_fingerprint": "Evaluate them one at a time, or side by side: knowgate sweep beta",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class GateColumn:
-    """The need for retrieval of each row, according to one gate.
-
-    Attributes:
-        gate: Name of the gate.
-        threshold: The gate retrieves for needs above this.
-        needs: Need of each row (0 = the LLM knows, 1 = retrieve); NaN if the gate did not score it.
-        about: Note about the gate, shown in tables.
-        seconds: Seconds per question; None if not timed.
-        raw: Score of each row before calibration; None if not recorded.
-        far: Share of questions far from the training questions of the gate; None if unknown.
-        scoring: Fingerprint of how the gate scores, without its threshold; "" if unknown.
-    """
-
-    gate: str
-    threshold: float
-    needs: FloatArray = field(repr=False)
-    about: str = ""
-    seconds: float | None = None
-    raw: FloatArray | None = field(default=None, repr=False)
-    far: float | None = None
-    scoring: str = ""
-
-    def select(self, numbers: storage.RowNumbers) -> GateColumn:
-        """Return the scores of the rows with these indices."""
-        return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
-
-    def use_raw_scores(self) -> GateColumn | None:
-        """Return the column of a gate variant that decides by raw scores, or None.
-
-        Raw scores are probabilities before calibration.
-        """
-        if self.raw is None:
-            return None
-        return replace(self, gate=f"{self.gate}{OWN_VERDICT}", threshold=0.5, needs=self.raw, scoring="")
 
 
 @dataclass(frozen=True)
@@ -107,7 +68,7 @@ class LabelTable(LabelColumns):
 
     settings: dict[str, Any]
     runs: list[str] = field(default_factory=list)
-    recorded_needs: Mapping[str, GateColumn] = field(default_factory=dict)
+    recorded_needs: Mapping[str, TableScores] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     run_index: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32), repr=False)
 
@@ -162,7 +123,7 @@ class LabelTable(LabelColumns):
         """Whether the rows hold answers; runs packed to their grades do not."""
         return bool(self.closed_book_tokens.any() or self.open_book_tokens.any())
 
-    def find_recorded(self, gate: str) -> GateColumn | None:
+    def find_recorded(self, gate: str) -> TableScores | None:
         """Return the recorded needs for retrieval of a gate, or None.
 
         Args:
@@ -267,7 +228,7 @@ def load_label_table(
         columns.readings,
         settings=_merge_settings(settings, grader),
         runs=[str(run) for run in runs],
-        recorded_needs=_load_gate_columns(runs, columns.ids, run_index),
+        recorded_needs=load_scores(runs, columns.ids, run_index),
         left_out=builder.left_out,
         run_index=run_index,
     )
@@ -390,60 +351,4 @@ def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
     return BadInput(
         f"no question in {', '.join(map(str, runs))} is graded: {reasons}. {advice} To see the rows: knowgate report "
         f"{runs[0]}"
-    )
-
-
-def _load_gate_columns(
-    runs: Sequence[Path], ids: NDArray[np.str_], run_index: NDArray[np.int32]
-) -> dict[str, GateColumn]:
-    """Read the recorded needs for retrieval, as one column per gate.
-
-    Gates that are not recorded in every run are left out.
-
-    Args:
-        runs: Folders of the runs.
-        ids: Question id of each row.
-        run_index: Index into `runs` of each row.
-    """
-    columns: dict[str, GateColumn] = {}  # of the gates that all runs so far have recorded
-    for run, path in enumerate(runs):
-        rows = np.flatnonzero(run_index == run)  # the rows of this run
-        updated: dict[str, GateColumn] = {}
-        for recorded in iterate_needs(path):
-            column = _start_gate_column(recorded, len(ids)) if run == 0 else columns.get(recorded.gate)
-            if column is not None:  # None if an earlier run has not recorded the gate
-                _fill_gate_column(column, recorded, rows, ids[rows])
-                updated[recorded.gate] = _merge_record(column, recorded, share=1 / (run + 1))
-        columns = updated  # without the gates that this run has not recorded
-    return columns
-
-
-def _fill_gate_column(
-    column: GateColumn, recorded: RecordedNeeds, rows: storage.RowNumbers, ids: NDArray[np.str_]
-) -> None:
-    """Write the recorded scores of one run into the rows of a column."""
-    column.needs[rows] = [recorded.needs.get(row_id, np.nan) for row_id in ids]
-    if column.raw is not None:
-        column.raw[rows] = [recorded.raw.get(row_id, np.nan) for row_id in ids]
-
-
-def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
-    """Make the column of a gate, with scores still empty (NaN)."""
-    raw = np.full(n_rows, np.nan) if item.raw else None
-    needs = np.full(n_rows, np.nan)
-    return GateColumn(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
-
-
-def _merge_record(column: GateColumn, item: RecordedNeeds, share: float) -> GateColumn:
-    """Merge the record of the next run into the column of a gate. Numbers are averaged, with `share` as the weight."""
-
-    def average(first: float | None, second: float | None) -> float | None:
-        return None if first is None or second is None else (1 - share) * first + share * second
-
-    return replace(
-        column,
-        seconds=average(column.seconds, item.seconds),
-        far=average(column.far, item.far),
-        scoring=column.scoring if column.scoring == item.scoring else "",
-        raw=column.raw if item.raw else None,
     )

@@ -79,7 +79,7 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
     rows = []
     for gate in evaluation.gates:
         measures = [cell for table in tables for cell in _get_gate_cells(table, gate.gate)]
-        rows.append((gate.gate, format_threshold(gate), *measures, gate.scores.note or MISSING_VALUE))
+        rows.append((gate.gate, format_threshold(gate), *measures, gate.scores.about or MISSING_VALUE))
     return TextTable("All gates, all numbers", (*columns, "about the gate"), tuple(rows))
 
 
