@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from knowgate.data.runs import records
+
 DEFAULT_OPTIONS = {
     "dhicl": {"k=20", "words=true/false", "sign=paper", "cold=false", "time_sensitive=true"},
     "skr": {"mode=smooth"},
@@ -46,7 +48,7 @@ def recorded_name(spec: str) -> str:
         )
         return DISPLAY_NAMES.get(name, name) if kind == "skr" else name
     folder_name = ",".join([Path(head).name, *rest])
-    return folder_name.replace(",verdict=own", OWN_VERDICT)
+    return folder_name.replace(records.OWN_VERDICT, OWN_VERDICT)
 
 
 def name_source_llm(about: str) -> str:

@@ -38,6 +38,11 @@ class KnowgateError(Exception):
         self.brief = brief or message
 
 
+def get_cause(error: Exception) -> str:
+    """Return the first line of an error message, or the type of an error without one."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 class UnknownName(KnowgateError):
     """The name of a model, gate, retriever or the like is not known.
 

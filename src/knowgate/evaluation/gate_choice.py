@@ -38,7 +38,7 @@ class CorrectAnswers:
         """Whether the answer that is given after retrieval is correct."""
         return self.open_book_right if self.arbitrated is None else self.arbitrated
 
-    def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
+    def apply(self, choice: GateSetting, rows: BoolArray) -> BoolArray:
         """Return whether the final answers are correct if the chosen gate decides.
 
         Args:
@@ -49,7 +49,7 @@ class CorrectAnswers:
 
 
 @dataclass(frozen=True)
-class GateChoice:
+class GateSetting:
     """A chosen gate and threshold.
 
     Attributes:
@@ -71,7 +71,7 @@ class GateChoice:
 
 def choose_gate(
     needs_by_gate: Mapping[str, FloatArray], answers: CorrectAnswers, rows: BoolArray, max_loss: float
-) -> GateChoice | None:
+) -> GateSetting | None:
     """Choose the gate and threshold that skip the most searches without losing too much accuracy.
 
     Args:
@@ -91,7 +91,7 @@ def choose_gate(
 
 def _choose_threshold(
     gate: str, all_needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, max_loss: float
-) -> GateChoice | None:
+) -> GateSetting | None:
     """Choose the threshold of a gate that skips most searches and loses at most `max_loss` of the accuracy.
 
     Only the questions in `rows` are used.
@@ -109,7 +109,7 @@ def _choose_threshold(
     if not is_acceptable.any():
         return None
     highest = np.flatnonzero(is_acceptable)[-1]  # thresholds are in ascending order
-    return GateChoice(gate, all_needs, float(thresholds[highest]), float(n_skipped[highest]) / n)
+    return GateSetting(gate, all_needs, float(thresholds[highest]), float(n_skipped[highest]) / n)
 
 
 def _bound_loss(n_lost: IntArray, n_gained: IntArray, n: int) -> FloatArray:

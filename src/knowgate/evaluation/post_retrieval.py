@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.core.display import TextTable, format_percent, format_points
 from knowgate.data.runs.records import RecordedUsefulness, TableScores, read_usefulness, write_usefulness
 from knowgate.data.runs.rows import LabelRow
@@ -256,8 +257,7 @@ def _read_verdicts(run: Path, judge_name: str, fingerprint: str) -> dict[str, bo
 def _judge_rows(judge: PassageFilter, rows: Sequence[LabelRow]) -> dict[str, bool]:
     """Let the judge decide on each row's passages, batch by batch."""
     verdicts: dict[str, bool] = {}
-    for start in range(0, len(rows), SECOND_LOOK_BATCH):
-        batch = rows[start : start + SECOND_LOOK_BATCH]
+    for batch in split_batches(rows, SECOND_LOOK_BATCH):
         useful = judge.are_useful([question_from_row(row) for row in batch], [row.passages for row in batch])
         for row, is_useful in zip(batch, useful, strict=True):
             verdicts[row.id] = is_useful

@@ -17,7 +17,7 @@ import numpy as np
 
 from knowgate.core.validation import check_number
 from knowgate.data.splits import hash_to_unit
-from knowgate.evaluation.gate_choice import CorrectAnswers, GateChoice, choose_gate
+from knowgate.evaluation.gate_choice import CorrectAnswers, GateSetting, choose_gate
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.stats.bootstrap import Estimate, estimate_mean, estimate_means
@@ -227,7 +227,7 @@ def _recommend_own_threshold(
 
 
 def _recommend_choice(
-    evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
+    evaluation: Evaluation, choice: GateSetting, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
     """Recommend a gate chosen on all questions, or never retrieving if the gate is no better than chance.
 
@@ -316,7 +316,7 @@ class _Fold(NamedTuple):
     """
 
     rows: BoolArray
-    choice: GateChoice | None
+    choice: GateSetting | None
 
 
 def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> list[_Fold]:

@@ -16,6 +16,7 @@ from knowgate.core.chart import embed_svg
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
 from knowgate.core.validation import expand_path, read_json
+from knowgate.data.runs.records import OWN_VERDICT
 from knowgate.errors import ArtifactError, BadInput, ModelError
 from knowgate.gates.artifacts import gate_folder
 from knowgate.gates.artifacts.drift import compute_distances, read_distance_features, require_distance_tensors
@@ -285,7 +286,7 @@ def get_gate_name(gate: str | Gate) -> str:
     spec = _get_fitted_spec(gate)
     if spec is None:
         return gate if isinstance(gate, str) else gate.name
-    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
+    return Path(spec.folder).name + (OWN_VERDICT if spec.verdict == "own" else "")
 
 
 def has_judge(gate: str | Gate) -> bool:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Self
 
+from knowgate.core import split_batches
 from knowgate.errors import KnowgateError
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import BatchFinisher, LabeledBatch, Labeler, PassageSearch
@@ -76,8 +77,7 @@ class PassagePrefetcher:
 
     def __init__(self, find: PassageSearch, questions: Sequence[Question]):
         self._find = find
-        starts = range(0, len(questions), PREFETCH_SIZE)
-        self._portions = deque(questions[start : start + PREFETCH_SIZE] for start in starts)
+        self._portions = deque(split_batches(questions, PREFETCH_SIZE))
         self._thread = ThreadPoolExecutor(1, "knowgate-prefetch")
         # The search that each question is part of, by question id, until the question is requested.
         self._searches: dict[str, Future[dict[str, SearchResult]]] = {}

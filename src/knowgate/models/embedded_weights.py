@@ -26,7 +26,7 @@ from safetensors.numpy import save
 from knowgate.core.files import atomic_folder, cache_dir, cached_sha256_file, file_lock, sha256_file
 from knowgate.core.http_client import create_client
 from knowgate.core.validation import read_json
-from knowgate.errors import UnknownName, WeightsError
+from knowgate.errors import UnknownName, WeightsError, get_cause
 
 LOGGER = logging.getLogger("knowgate")
 
@@ -296,9 +296,8 @@ def _load_pickled_tensors(file: Path) -> dict[str, Any]:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # noqa: BLE001 - any failure means that the file is not a table of tensors
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"{file.name} does not contain plain tensors ({reason}). Nothing was stored. Use another pip index."
+            f"{file.name} does not contain plain tensors ({get_cause(error)}). Nothing was stored. Use another pip index."
         ) from None
 
 

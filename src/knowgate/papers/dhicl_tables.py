@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel
@@ -265,8 +266,7 @@ def _decide(
         The need for retrieval of each question, by the name of the variant and the id of the question.
     """
     needs: dict[str, dict[str, float]] = {name: {} for name in variants}
-    for start in range(0, len(questions), DECISION_BATCH):
-        batch = questions[start : start + DECISION_BATCH]
+    for batch in split_batches(questions, DECISION_BATCH):
         readings = read_questions(model, [reader], batch, prompts)
         for name, gate in variants.items():
             scores = score_questions(gate, batch, readings)
@@ -366,8 +366,7 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
     known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in entries], dtype=bool)
     _check_class_sizes(known)
     needs: list[float] = []
-    for start in range(0, len(entries), DECISION_BATCH):
-        batch = [Question(entry.question) for entry in entries[start : start + DECISION_BATCH]]
+    for batch in split_batches([Question(entry.question) for entry in entries], DECISION_BATCH):
         readings = read_questions(model, [bound], batch, prompts)
         needs += score_questions(bound, batch, readings)
     return summarize_cut(np.array(needs, dtype=float), known)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from knowgate.core.files import cache_dir, file_lock, sha256_text
+from knowgate.data.runs.records import OWN_VERDICT
 from knowgate.errors import BadSetting
 from knowgate.gates import DEFAULT_GATE, default_gate, describe_text_only, is_text_only, load_gate
 from knowgate.gates.arbiters import load_arbiter
@@ -246,7 +247,7 @@ def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
         raise BadSetting("`beta` and `threshold` (which is 1 - beta) are mutually exclusive: give only one of them.")
     beta = DEFAULT_BETA if settings.beta is None else settings.beta
     threshold = round(1 - beta, 12) if settings.threshold is None else settings.threshold
-    return settings.replace(threshold=threshold, gate=f"{folder},verdict=own")
+    return settings.replace(threshold=threshold, gate=f"{folder}{OWN_VERDICT}")
 
 
 def _find_probe_folder(gate: str) -> str:

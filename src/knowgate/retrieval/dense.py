@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.core import split_batches
 from knowgate.core.files import sha256_text
 from knowgate.core.nearest_neighbors import NearestHits, find_nearest_rows, max_row_norm
 from knowgate.errors import BadSetting, ModelError
@@ -188,7 +189,5 @@ def _create_memmap(path: Path, rows: int, width: int) -> Vector:
 
 def _copy_rows(vectors: Vector, previous_rows: NDArray[np.int64], previous_vectors: Vector) -> None:
     """Copy the previous vectors of unchanged passages into `vectors`, block by block to limit memory."""
-    rows = np.flatnonzero(previous_rows != NO_ROW)
-    for start in range(0, len(rows), _EMBEDDED_AT_ONCE):
-        block = rows[start : start + _EMBEDDED_AT_ONCE]
+    for block in split_batches(np.flatnonzero(previous_rows != NO_ROW), _EMBEDDED_AT_ONCE):
         vectors[block] = previous_vectors[previous_rows[block]]

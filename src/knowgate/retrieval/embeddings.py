@@ -22,7 +22,7 @@ from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.http_client import JsonClient, read_key_header
 from knowgate.core.registry import parse_server_spec
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import MissingExtra, ModelError, RejectionError, WeightsError
+from knowgate.errors import MissingExtra, ModelError, RejectionError, WeightsError, get_cause
 from knowgate.models import embedded_weights as weights
 from knowgate.types import Embedder, Vector
 
@@ -109,7 +109,7 @@ class SentenceEmbedder:
             is_local = self._folder is not None or not weights.is_hub_reachable()
             return SentenceTransformer(str(self._folder or self.spec), device=self._device, local_files_only=is_local)
         except (OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
-            cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            cause = get_cause(error)
             raise WeightsError(
                 f"the embedding model '{self.spec}' cannot be loaded: {cause}. Use {', '.join(PACKAGED_EMBEDDERS)}, a "
                 "sentence-transformers folder, or a name on the Hugging Face hub."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.errors import BadInput, ModelError, require_extra
 from knowgate.training.fit_function import FitProgress, FitProgressCallback
 
@@ -315,8 +316,7 @@ def _truncate_texts(model: Any, distinct: Collection[str], limit: int) -> dict[s
     """Map each text to its first `limit` tokens of the model's tokenizer."""
     texts = list(distinct)
     truncated: dict[str, str] = {}
-    for start in range(0, len(texts), TOKENIZER_BATCH):
-        batch = texts[start : start + TOKENIZER_BATCH]
+    for batch in split_batches(texts, TOKENIZER_BATCH):
         encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         for text, offsets in zip(batch, encoded["offset_mapping"], strict=True):  # start and end of each token
             ends = [end for _, end in offsets[:limit]]
@@ -329,8 +329,8 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
     rng = np.random.default_rng(training.seed)
     for _ in range(training.epochs):
         order = rng.permutation(len(groups)).tolist()
-        for start in range(0, len(order), training.batch):
-            yield [groups[index] for index in order[start : start + training.batch]]
+        for batch in split_batches(order, training.batch):
+            yield [groups[index] for index in batch]
 
 
 def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: int) -> Callable[[Any], None]:

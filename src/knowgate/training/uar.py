@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.data.questions import load_questions
 from knowgate.data.runs.records import check_same_llm
 from knowgate.data.signals.vectors import stack_hidden_states
@@ -144,8 +145,7 @@ def _read_states(
     """Return the hidden state at the end of each prompt, from the last layer."""
     layer = model.depth - 1
     states: list[Vector] = []
-    for start in range(0, len(prompts), READ_BATCH_SIZE):
-        batch = prompts[start : start + READ_BATCH_SIZE]
+    for batch in split_batches(prompts, READ_BATCH_SIZE):
         states += [reading.hidden[layer] for reading in model.read(batch, SignalRequest(layers=(layer,)))]
         watch(fit_function.FitProgress(len(states), len(prompts), stage=stage))
     return np.stack(states)

@@ -11,7 +11,7 @@ from typing import Any
 from datasets import load_dataset
 
 from knowgate.data.questions.records import find_field, parse_query_options, parse_question
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, get_cause
 from knowgate.types import Question
 
 DEFAULT_OPTIONS = {
@@ -38,9 +38,8 @@ def _load_rows(name: str, options: Mapping[str, str]) -> Any:
     try:
         return load_dataset(name, options["config"] or None, split=options["split"])
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(
-            f"cannot load the data set hub:{name} (split {options['split']}): {reason.rstrip('.')}. Check the name and "
+            f"cannot load the data set hub:{name} (split {options['split']}): {get_cause(error)}. Check the name and "
             "the options `config` and `split`."
         ) from error
 

@@ -24,7 +24,7 @@ from knowgate.core.schema import NonNegativeInt
 from knowgate.core.validation import expand_path
 from knowgate.data.row_folder import RowFolder
 from knowgate.data.runs.rows import LabelRow, row_from_json, row_to_json
-from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
+from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError, get_cause
 from knowgate.models import MODELS
 from knowgate.stats.proportions import estimate_proportion, format_proportion
 from knowgate.types import Vector
@@ -60,7 +60,7 @@ def read_shard(path: Path) -> dict[str, Vector]:
     try:
         states: dict[str, Vector] = load_file(path)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise BadInput(f"the hidden states in {path.name} cannot be read: {_get_first_line(error)}.") from None
+        raise BadInput(f"the hidden states in {path.name} cannot be read: {get_cause(error)}.") from None
     for name, block in states.items():
         if block.ndim != 2 or not np.issubdtype(block.dtype, np.floating) or not np.isfinite(block).all():
             raise BadInput(f"the hidden states '{name[:80]}' in {path.name} are not a table of finite numbers.")
@@ -75,7 +75,7 @@ def list_state_names(path: Path) -> list[str]:
         with safe_open(path, framework="numpy") as file:
             names = list(file.keys())
     except (OSError, SafetensorError) as error:
-        raise BadInput(f"the hidden states in {path.name} cannot be read: {_get_first_line(error)}.") from None
+        raise BadInput(f"the hidden states in {path.name} cannot be read: {get_cause(error)}.") from None
     if invalid := [name for name in names if not STATE_NAME.fullmatch(name)]:
         raise BadInput(f"{path.name} contains '{invalid[0][:80]}', which is not a valid name for hidden states.")
     return names
@@ -100,11 +100,6 @@ def digest_states(question_id: str, states: Mapping[str, Vector], index: int) ->
 def _describe_block(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Format the name, type and size of hidden states for a digest."""
     return f"|{name}|{dtype}|{shape}|".encode()
-
-
-def _get_first_line(error: Exception) -> str:
-    """Return the first line of an error message, or the type of an error without one."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 RUN_FORMAT = 1

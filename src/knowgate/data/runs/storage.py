@@ -14,6 +14,7 @@ from typing import Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.core import split_batches
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json, select_grader
 from knowgate.types import Completion, Question, Reading, Vector
@@ -161,8 +162,7 @@ class StoredReadings(LazySequence[Reading]):
         return len(self.rows)
 
     def take(self, numbers: RowNumbers) -> Iterator[Reading]:
-        for start in range(0, len(numbers), READING_BATCH):
-            batch = numbers[start : start + READING_BATCH]
+        for batch in split_batches(numbers, READING_BATCH):
             yield from self.load(batch, list(self.rows.take(batch)))
 
     def load(self, numbers: RowNumbers, rows: Sequence[LabelRow]) -> list[Reading]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.core import split_batches
 from knowgate.core.files import sha256_text
 from knowgate.data.runs import storage
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
@@ -178,8 +179,7 @@ class LabelTable(LabelColumns):
         if self.is_in_memory:
             yield self
             return
-        for start in range(0, len(self.rows), CHUNK_ROWS):
-            yield self.subset(range(start, min(start + CHUNK_ROWS, len(self.rows))))
+        yield from map(self.subset, split_batches(range(len(self.rows)), CHUNK_ROWS))
 
     def with_changes(self, **changes: Any) -> LabelTable:
         """Return a copy with some fields replaced. Columns that were computed already are kept."""

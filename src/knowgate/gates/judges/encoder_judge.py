@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.core.files import link_or_copy
 from knowgate.errors import WeightsError, require_extra
 from knowgate.models import embedded_weights
@@ -104,8 +105,7 @@ class PairEncoder:
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         logits = np.zeros(len(rows))
         with torch.inference_mode():
-            for start in range(0, len(order), BATCH_SIZE):
-                batch = order[start : start + BATCH_SIZE]
+            for batch in split_batches(order, BATCH_SIZE):
                 logits[batch] = self.compute_logits([rows[row] for row in batch]).cpu().numpy()
         return sigmoid(logits)
 

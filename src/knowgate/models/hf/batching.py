@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from knowgate.core.stop_flag import check_stop_flag
-from knowgate.errors import DeviceError, ModelError, OutOfMemory
+from knowgate.errors import DeviceError, ModelError, OutOfMemory, get_cause
 from knowgate.types import Result
 
 MAX_FREE_SHARE = 0.6  # share of the free memory that a pass may take, including what PyTorch's allocator caches
@@ -311,7 +311,7 @@ def translate_device_errors() -> Iterator[None]:
     except RuntimeError as error:
         if is_memory_error(error) or not any(word in str(error) for word in DEVICE_ERROR_MARKERS):
             raise
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        reason = get_cause(error)
         raise DeviceError(
             f"the GPU failed ({reason}), and this process can no longer use it. {RESUME_HINT}. To use the CPU instead, "
             "set CUDA_VISIBLE_DEVICES= (empty)."

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.core.validation import read_json
-from knowgate.errors import BadSetting, KnowgateError, MissingExtra, OutOfMemory, WeightsError, require_extra
+from knowgate.errors import BadSetting, KnowgateError, MissingExtra, OutOfMemory, WeightsError, get_cause, require_extra
 from knowgate.models.embedded_weights import is_hub_reachable
 from knowgate.models.hf.batching import is_memory_error, translate_device_errors
 
@@ -152,7 +152,7 @@ def translate_loading_errors(name: str) -> Iterator[None]:
     except KnowgateError:
         raise
     except Exception as error:  # a damaged file may raise anything in transformers and its file readers
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = get_cause(error)
         kind = "path" if Path(name).exists() else "hub name"
         raise WeightsError(f"cannot load the model from the {kind} '{name}': {reason}. {_advise(name)}") from error
 

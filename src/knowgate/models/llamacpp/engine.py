@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.core import split_batches
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.errors import ModelError, WeightsError, require_extra
 from knowgate.models.llamacpp import bindings
@@ -156,9 +157,8 @@ class LlamaEngine:
         """
         logits: list[Vector] = []  # one array per token
         states: dict[int, list[Vector]] = {layer: [] for layer in layers}  # one array per batch
-        for start in range(0, len(tokens), BATCH_TOKENS):
+        for batch in split_batches(tokens, BATCH_TOKENS):
             check_stop_flag()
-            batch = tokens[start : start + BATCH_TOKENS]
             self._compute(batch, layers)
             outputs = [index for index, token in enumerate(batch) if token.needs_output]
             logits += [self._get_logits(index) for index in outputs]

@@ -23,7 +23,7 @@ from knowgate.core.artifacts import check_artifact_folder, check_digests
 from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.schema import read_record
 from knowgate.core.validation import expand_path, read_json
-from knowgate.errors import ArtifactError, BadInput, BadSetting, ModelError, WeightsError, require_extra
+from knowgate.errors import ArtifactError, BadInput, BadSetting, ModelError, WeightsError, get_cause, require_extra
 from knowgate.retrieval.passages import check_passage_lists, format_passage
 from knowgate.types import Passage
 
@@ -154,7 +154,7 @@ def _translate_loading_errors(spec: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+        cause = get_cause(error)[:300]
         raise WeightsError(
             f"the reranker '{spec}' cannot be loaded: {cause}. Use a folder or a hub name of a cross-encoder."
         ) from error

@@ -17,7 +17,7 @@ from knowgate.core.artifacts import check_digests, compute_digests
 from knowgate.core.files import atomic_folder, write_json
 from knowgate.core.schema import NonNegativeInt, NumberRange, read_record
 from knowgate.core.validation import read_json
-from knowgate.errors import ArtifactError, BadInput, BadSetting
+from knowgate.errors import ArtifactError, BadInput, BadSetting, get_cause
 
 STATE_FILE, BEST_FOLDER = "training.json", "best"
 WEIGHTS_FILE, MOMENTS_FILE = "weights.safetensors", "moments.safetensors"
@@ -190,7 +190,7 @@ def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[An
             index, _, moment = name.partition(".")  # such as '3.exp_avg', for the fourth parameter
             moments.setdefault(int(index), {})[moment] = value
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise _make_damage_error(work, (str(error).splitlines() or [""])[0]) from None
+        raise _make_damage_error(work, get_cause(error)) from None
     optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.core.files import atomic_folder, sha256_text
 from knowgate.errors import BadInput, BadSetting, OutOfMemory
 from knowgate.stats.metrics import auroc
@@ -245,10 +246,10 @@ class _TrainingRun:
         generator = torch.Generator().manual_seed(self.training.seed * 1_000 + epoch)  # each epoch has another order
         order = torch.randperm(len(self.examples), generator=generator).tolist()
         batches: list[Sequence[int]] = []
-        for window in _cut(order, self.training.batch * self.training.window):
+        for window in split_batches(order, self.training.batch * self.training.window):
             if self.training.window > 1:
                 window = sorted(window, key=lambda index: len(self.examples[index].prompt.ids))
-            window_batches = list(_cut(window, self.training.batch))
+            window_batches = list(split_batches(window, self.training.batch))
             batch_order = torch.randperm(len(window_batches), generator=generator).tolist()
             batches += [window_batches[i] for i in batch_order]
         return batches
@@ -289,7 +290,7 @@ class _TrainingRun:
 
         self.optimizer.zero_grad()
         total = 0.0
-        for portion in _cut(batch, self.portion_size):
+        for portion in split_batches(batch, self.portion_size):
             loss = self.model.compute_loss(portion) * (len(portion) / len(batch))
             loss.backward()
             total += float(loss.detach())
@@ -307,7 +308,7 @@ class _TrainingRun:
         total_loss = 0.0
         margins: list[float] = []
         with torch.no_grad():
-            for batch in _cut(self.dev, DEV_BATCH):
+            for batch in split_batches(self.dev, DEV_BATCH):
                 total_loss += float(self.model.compute_loss(batch)) * len(batch)
                 margins += self.model.compute_margins(batch)
         truth = np.array([example.targets[-1] >= 0.5 for example in self.dev])
@@ -327,9 +328,3 @@ def _select_finite(losses: Sequence[float]) -> list[float]:
             "smaller `learning_rate`."
         )
     return finite
-
-
-def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yield consecutive slices of at most `size` items."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
