@@ -138,7 +138,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
     if table.open_book_right is None:
         return result
     frontier = metrics.compute_frontier(table.closed_book_right, table.open_book_right, gate.needs)
-    return replace(result, frontier=frontier, tuned=tune_threshold(table, table.open_book_right, gate.needs))
+    return replace(result, frontier=frontier, tuned=tune_threshold(table, gate.needs))
 
 
 def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[Any]]) -> dict[str, Estimate]:
@@ -161,16 +161,13 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
     return compute_means
 
 
-def tune_threshold(
-    table: LabelTable, open_book_right: metrics.BoolArray, needs: metrics.FloatArray
-) -> TunedThreshold | None:
+def tune_threshold(table: LabelTable, needs: metrics.FloatArray) -> TunedThreshold | None:
     """Choose the most accurate threshold on the dev rows, and measure it on the others.
 
     Dev rows are questions marked for tuning.
 
     Args:
-        table: Labeled questions.
-        open_book_right: Whether each answer with passages is correct.
+        table: Labeled questions with open-book answers.
         needs: Need for retrieval of each question, from 0 to 1.
 
     Returns:
@@ -178,7 +175,7 @@ def tune_threshold(
     """
     if not table.is_dev.any() or table.is_dev.all():
         return None
-    outcomes = GateOutcomes(needs, table.closed_book_right, open_book_right)
+    outcomes = GateOutcomes(needs, table.closed_book_right, table.always_right)
     threshold = choose_for_accuracy(outcomes.select(table.is_dev))
     test = evaluate_threshold(outcomes.select(~table.is_dev), threshold)
     return TunedThreshold(threshold, test.accuracy, test.rate, test.right_always / test.n, test.n)

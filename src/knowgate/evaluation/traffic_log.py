@@ -30,7 +30,6 @@ from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
 from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
 from knowgate.gates.offline_scoring import score_gate
-from knowgate.stats.metrics import BoolArray
 from knowgate.types import DecisionNote
 
 DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
@@ -383,16 +382,13 @@ def _make_graded_events(
         need = float(scores.needs[index])
         event = _make_graded_event(row, need, draft_tokens + scores.extra_tokens, seconds_per_token)
         events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
-    return events if table.open_book_right is None else _add_grades(events, table, table.open_book_right, choices)
+    return events if table.open_book_right is None else _add_grades(events, table, choices)
 
 
-def _add_grades(
-    events: list[TrafficEvent], table: LabelTable, open_book_right: BoolArray, choices: ArbiterChoices | None
-) -> list[TrafficEvent]:
+def _add_grades(events: list[TrafficEvent], table: LabelTable, choices: ArbiterChoices | None) -> list[TrafficEvent]:
     """Return the events with the grades of both answers and of the one that is given after a search."""
     given_right = choices.right if choices else table.always_right
-    columns = zip(table.closed_book_right.tolist(), open_book_right.tolist(), given_right.tolist(), strict=True)
-    grades = [AnswerGrades(*row) for row in columns]
+    grades = map(AnswerGrades, table.closed_book_right.tolist(), table.always_right.tolist(), given_right.tolist())
     return [
         replace(event, loses_answer=grade.given and not grade.closed_book, right=grade)
         for event, grade in zip(events, grades, strict=True)

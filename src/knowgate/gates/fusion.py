@@ -87,6 +87,19 @@ class FusionOptions:
         return len(self.features) + len(self.classifiers) + self.judges
 
 
+def combine_heads(predictions: Sequence[FloatArray]) -> FloatArray:
+    """Compute needs from the predictions of one or two regressions.
+
+    Args:
+        predictions: The need of each question. With two regressions: how probably its closed-book answer is wrong, and
+            how probably its open-book answer is.
+    """
+    if len(predictions) == 1:
+        return predictions[0]
+    closed_book_wrong, open_book_wrong = predictions
+    return compute_gain_needs(known=1 - closed_book_wrong, document_right=1 - open_book_wrong)
+
+
 @dataclass(frozen=True)
 class FusionGate(FittedGate):
     """Combines many signals of the LLM in a logistic regression.
@@ -145,11 +158,7 @@ class FusionGate(FittedGate):
 
         Two regressions (without and with passages) are compared.
         """
-        predictions = self._predict(questions, readings)
-        if len(predictions) == 1:
-            return predictions[0]
-        closed_book_wrong, open_book_wrong = predictions
-        return compute_gain_needs(known=1 - closed_book_wrong, document_right=1 - open_book_wrong)
+        return combine_heads(self._predict(questions, readings))
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
         """Return the predictions of each logistic regression, one per question.
@@ -203,11 +212,10 @@ class FusionGate(FittedGate):
 
     def _explain_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how probably each question is answered right without and with passages."""
-        closed_book_right, open_book_right = (1 - wrong for wrong in self._predict(questions, readings))
-        pairs = zip(closed_book_right, open_book_right, strict=True)
+        probabilities = [1 - wrong for wrong in self._predict(questions, readings)]
         return [
             f"expected to be right: {closed_book:.0%} from memory, {open_book:.0%} with passages"
-            for closed_book, open_book in pairs
+            for closed_book, open_book in zip(*probabilities, strict=True)
         ]
 
     @functools.cached_property

@@ -17,8 +17,7 @@ from knowgate.data.signals.samples import SEAKR, SEAKR_END, SEAKR_SAMPLES
 from knowgate.data.signals.vectors import stack_hidden_states
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
-from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, WORDING_SIGNAL, embed_drafts, hash_drafts
-from knowgate.gates.judges import compute_gain_needs
+from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, WORDING_SIGNAL, combine_heads, embed_drafts, hash_drafts
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.metrics import FloatArray, logit
 from knowgate.training import classifiers
@@ -144,11 +143,7 @@ def _embed_texts(encoder: Embedder, examples: Examples) -> dict[str, Vector]:
 
 def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) -> FloatArray:
     """Compute the uncalibrated need for retrieval of the questions with these indices."""
-    predictions = [head.predict(indices) for head in heads.values()]
-    if len(predictions) == 1:
-        return predictions[0]
-    closed_book_wrong, open_book_wrong = predictions
-    return compute_gain_needs(known=1 - closed_book_wrong, document_right=1 - open_book_wrong)
+    return combine_heads([head.predict(indices) for head in heads.values()])
 
 
 def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, list[str]]:

@@ -44,7 +44,7 @@ def by_calibration(table, tmp_path):
 def by_evaluation(table, tmp_path):
     """The table on the dev rows, and one row more to realise the threshold on."""
     whole = trial([*table, (0.5, 1, 1)], [*DEV[: len(table)], REST[0]])
-    return tune_threshold(whole, whole.open_book_right, np.append(needs(table), 0.5)).threshold
+    return tune_threshold(whole, np.append(needs(table), 0.5)).threshold
 
 
 def fitted(table, tmp_path):
