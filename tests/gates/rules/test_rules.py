@@ -12,9 +12,12 @@ from knowgate.errors import BadSetting
 from knowgate.gates.rules import rule_set
 from knowgate.gates.rules.rule_set import PatternTime, load_rules
 from knowgate.models.prompts.questions import is_follow_up
+from tests.support.params import also_slow
 
 BENCH = os.environ.get("KNOWGATE_BENCH")
-OPEN = ("nq_open", "triviaqa", "hotpotqa_ctx", "squad_ctx", "webqa_zh_ctx", "cmrc2018_ctx")  # nothing in them is chat
+SETS = (  # nothing in them is chat
+    "nq_open", "hotpotqa_ctx", "webqa_zh_ctx", "cmrc2018_ctx", also_slow("triviaqa"), also_slow("squad_ctx"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def _rulings(name):
 
 
 @pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
-@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("name", SETS)
 def test_rules_skip_at_most_one_real_question_in_a_thousand(name):
     rulings = _rulings(name)
     skipped = [text for text, ruling in rulings if ruling and not ruling.retrieve]
@@ -120,7 +123,7 @@ def test_rules_skip_at_most_one_real_question_in_a_thousand(name):
 
 
 @pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
-@pytest.mark.parametrize("name", [*OPEN, "mmlu", "cmmlu"])
+@pytest.mark.parametrize("name", [*SETS, "cmmlu", also_slow("mmlu")])
 def test_few_timeless_questions_are_taken_for_recent_news(name):
     rulings = _rulings(name)
     fresh = [text for text, ruling in rulings if ruling and ruling.rule == "fresh events"]
