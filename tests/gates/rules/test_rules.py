@@ -157,14 +157,12 @@ def test_a_users_rules_come_first(tmp_path):
 
 
 def test_words_match_whole_words_only(tmp_path):
-    file = written(tmp_path, '[[rule]]\nname = "ours"\naction = "retrieve"\nwords = ["Acme", "C++", "星云"]\n')
+    file = written(tmp_path, '[[rule]]\nname = "ours"\naction = "retrieve"\nwords = ["Acme 3", "C++", "星云"]\n')
     rules = load_rules(file)
-    assert [bool(rules.decide(text)) for text in ("is ACME good?", "Acmeville", "learn C++ now", "星云手机好吗")] == [
-        True,
-        False,
-        True,
-        True,
-    ]
+    for text in ("is ACME 3 good?", "Acme 3的價格", "learn C++ now", "星云手机好吗"):
+        assert rules.decide(text).rule == "ours"
+    for text in ("Acme 3ville", "MacAcme 3", "Acme 30", "Acme 3_a", "ÉAcme 3"):
+        assert rules.decide(text) is None
 
 
 def test_years_after_the_cutoff_are_retrieved_for(tmp_path):
