@@ -16,6 +16,7 @@ from benchmarks.policy_fits import list_fitted
 from benchmarks.policy_predictions import HOME, MIXED, Predictions, fit_calibration, load_predictions, make_gates
 from benchmarks.tables import policy as policy_tables
 from knowgate.training.policy import choice
+from tools import generated_sections
 from tools.structure import ROOT
 
 pytestmark = pytest.mark.records
@@ -103,6 +104,11 @@ def test_readme_names_every_case_of_the_command_and_counts_those_that_always_sea
             assert title.partition(":")[0].partition(",")[0] in sentence
         else:
             assert any(row.startswith(f"| {title} |") for row in table)
+
+
+def test_the_table_of_readme_is_up_to_date():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert generated_sections.update_sections("README.md") == text, "run `make readme`"
 
 
 def test_llms_of_one_data_set_are_listed_together():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -232,3 +233,67 @@ def test_the_page_of_gates_has_the_table_of_them():
     text = (structure.ROOT / "docs" / "which-gate.md").read_text(encoding="utf-8")
     section = text.partition("<!-- gates -->")[2].partition("<!-- /gates -->")[0]
     assert section.strip() == render_gate_table()
+
+
+# --- text files ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextCall:
+    """A call that opens a file as text."""
+
+    line: int
+    writes: bool
+    given: frozenset[str | None]
+
+
+def text_calls(path: Path) -> list[TextCall]:
+    calls = [node for node in structure.nodes(path) if isinstance(node, ast.Call)]
+    modes = [(call, _mode(call)) for call in calls]
+    return [
+        TextCall(call.lineno, mode != "r", frozenset(keyword.arg for keyword in call.keywords))
+        for call, mode in modes
+        if mode and "b" not in mode
+    ]
+
+
+def _mode(call: ast.Call) -> str:
+    """'' of what opens no file: of `open` the mode stands first in `path.open` and second elsewhere."""
+    if isinstance(call.func, ast.Name):
+        return _word(call.args[1:], "r") if call.func.id == "open" else ""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if name == "write_text" and ast.unparse(call.func) == "files.write_text":
+        return ""  # knowgate.core.files, which writes UTF-8 with one line end
+    if name in ("read_text", "write_text"):
+        return name[0]
+    if name == "fdopen":
+        return _word(call.args[1:], "r")
+    return _word(call.args, "r") if name == "open" else ""
+
+
+def _word(arguments: list[ast.expr], default: str) -> str:
+    if not arguments:
+        return default
+    value = arguments[0].value if isinstance(arguments[0], ast.Constant) else ""
+    return value if isinstance(value, str) else ""
+
+
+def test_text_files_have_one_encoding_and_one_line_end_on_every_system():
+    calls = [
+        (f"{path.relative_to(structure.SOURCE)}:{call.line}", call)
+        for path in structure.files()
+        for call in text_calls(path)
+    ]
+    assert [where for where, call in calls if "encoding" not in call.given] == []
+    assert [where for where, call in calls if call.writes and "newline" not in call.given] == []
+
+
+def test_a_call_without_them_would_be_seen(tmp_path: Path):
+    (tmp_path / "a.py").write_text(
+        "path.open()\npath.open('ab')\nopen(path, 'a', encoding='utf-8')\npath.write_text('x')\nos.fdopen(2, 'w')\n"
+        "prompts.open(question)\npath.read_text(encoding='utf-8')\n",
+        encoding="utf-8",
+    )
+    found = {call.line: (call.writes, sorted(map(str, call.given))) for call in text_calls(tmp_path / "a.py")}
+    expected = {1: (False, []), 3: (True, ["encoding"]), 4: (True, []), 5: (True, []), 7: (False, ["encoding"])}
+    assert found == expected

@@ -15,6 +15,7 @@ from knowgate import __version__
 from knowgate.cli.commands import COMMANDS
 from knowgate.cli.main import app
 from tests.cli.conftest import Call
+from tests.support.params import also_slow
 
 PLAIN = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 TIMES = 2  # what the first page may take, compared with importing typer and rich
@@ -72,18 +73,18 @@ def complete(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("knowgate ev", ["eval", "eval-rerank", "eval-self"]),
-        ("knowgate fit pr", ["probe"]),
+        also_slow("knowgate ev", ["eval", "eval-rerank", "eval-self"]),
+        also_slow("knowgate fit pr", ["probe"]),
         ("knowgate fit probe --pos", ["--position"]),
         ("knowgate fit probe --kind l", ["linear"]),
-        ("knowgate history st", ["stats"]),
+        also_slow("knowgate history st", ["stats"]),
     ],
 )
 def test_the_shell_completes_verbs_options_and_values(line: str, offered: list[str]):
     assert sorted(complete(line)) == offered
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", also_slow("zsh"), also_slow("fish")])
 def test_the_completion_script_can_be_shown(shell: str):
     done = python("-m", "knowgate", "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert (done.returncode, "_KNOWGATE_COMPLETE" in done.stdout) == (0, True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.extras import needs_train
+from tests.support.params import also_slow
 from tests.support.trials_by_hand import varied_run
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -54,10 +55,10 @@ def folder(tmp_path: Path) -> Path:
     "arguments",
     [
         pytest.param(("eval", "--labels", "run", "--resamples", "50"), marks=needs_train),
-        ("report", "run"),
+        also_slow(("report", "run")),
         ("gates",),
-        ("models",),
-        ("rules",),
+        also_slow(("models",)),
+        also_slow(("rules",)),
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -24,7 +24,7 @@ def test_a_full_disk_is_a_sentence_and_costs_nothing_but_time(runner, place, nam
     begin(runner, place, name, out)
     whole_end = runner.run(*command(name, out), cwd=place, fate=Fate(place=out))
     whole = content(place, out)
-    for attempt in range(tries(3, 12)):
+    for attempt in range(tries(2, 12)):
         out = f"out-{number}-{attempt}"
         begin(runner, place, name, out)
         fate = fullness(rng, out, whole_end.touches)

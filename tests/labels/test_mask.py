@@ -10,8 +10,10 @@ from knowgate.data.questions import load_questions
 from knowgate.labels.mask import contains_answer, is_mask, mask_passages, mentions_mask
 from knowgate.models.prompts.answers import format_passages
 from knowgate.types import Passage
+from tests.support.params import also_slow
 
-SETS = ("nq_ctx", "triviaqa_ctx", "squad_ctx", "webqa_zh_ctx", "hotpotqa_ctx", "cmrc2018_ctx", "temporalqa_ctx")
+SETS = ("nq_ctx", "triviaqa_ctx", "squad_ctx", "webqa_zh_ctx")
+SETS_OF_LONG_PASSAGES = ("hotpotqa_ctx", "cmrc2018_ctx", "temporalqa_ctx")
 CHECKED = 150  # questions of each set
 
 
@@ -88,7 +90,7 @@ def test_a_gold_answer_that_is_the_word_mask_is_kept():
 
 
 @pytest.mark.skipif("KNOWGATE_BENCH" not in os.environ, reason="the benchmark sets are not here")
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", [*SETS, *map(also_slow, SETS_OF_LONG_PASSAGES)])
 def test_no_gold_answer_is_left_in_a_benchmark_set(name):
     first = load_questions(f"bench:{name}/test", limit=2 * CHECKED)
     questions = (question for question in first if question.contexts and question.answers and not question.choices)

@@ -23,6 +23,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.worker_supervisor import HANG_SECONDS
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
+from tests.support.params import also_slow
 from tests.support.postgres_server import postgres_server
 from tests.support.processes import until
 from tests.support.served import is_healthy, served
@@ -57,7 +58,7 @@ def test_sigterm_finishes_streams_and_writes_all_rows(stub, arguments, tmp_path)
     assert rows(tmp_path / "d.db") == {chunks[0]["knowgate"]["id"]}
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [also_slow("1"), "2"])
 def test_sigterm_refuses_new_connections_while_streams_end_and_exits_with_0(stub, arguments, tmp_path, workers):
     stub.slow = 0.7
     found = []
@@ -124,7 +125,7 @@ def test_acknowledged_feedback_survives_sigkill_under_load(arguments, tmp_path):
     assert set(acknowledged) <= decided
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [also_slow(False), True])
 def test_acknowledged_decisions_survive_sigkill_with_durable(arguments, tmp_path, stream):
     acknowledged, over = [], threading.Event()
 
@@ -268,7 +269,7 @@ def list_workers(server):
     return [int(id) for id in children if b"spawn_main" in Path(f"/proc/{id}/cmdline").read_bytes()]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [also_slow("1"), "2"])
 def test_a_busy_port_ends_the_server_with_one_sentence(arguments, tmp_path, workers):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
@@ -343,7 +344,7 @@ def test_sighup_reloads_settings_while_requests_keep_theirs(stub, invented, tmp_
 
 
 @linux
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [also_slow("1"), "2"])
 def test_sighup_while_the_server_starts_does_not_end_it(arguments, tmp_path, workers):
     with served(tmp_path, *arguments, "--workers", workers, is_up=False) as server:
         status = Path(f"/proc/{server.process.pid}/status")

@@ -7,6 +7,7 @@ import pytest
 
 from knowgate.errors import KnowgateError
 from knowgate.stats.confidence_sequences import LAMBDAS, PSI, GuaranteeTest, MeanConfidenceSequence
+from tests.support.params import also_slow
 
 DELTA, DAYS, A_DAY = 0.05, 500, 200  # quiet days, each with so many audited questions
 
@@ -58,7 +59,7 @@ def test_bounds_converge_to_the_mean():
     assert bounds.low < 0.1 < bounds.high
 
 
-@pytest.mark.parametrize("mean", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("mean", [also_slow(0.01), 0.1, also_slow(0.5)])
 def test_bounds_hold_at_all_times_in_almost_all_simulations(mean):
     rng, missed = np.random.default_rng(2), 0
     for _ in range(100):
@@ -109,7 +110,7 @@ def test_a_violated_guarantee_stays_violated():
     assert test.evidence < 1
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.01, 0.02])
+@pytest.mark.parametrize("loss", [also_slow(0.0), also_slow(0.01), 0.02])
 def test_there_are_almost_no_false_alarms_in_500_simulations(loss):
     rng = np.random.default_rng(4)
     days = [broke_after(rng.binomial(1, loss, A_DAY).astype(float), promised=0.02) for _ in range(DAYS)]
@@ -122,7 +123,7 @@ def test_fractional_losses_give_no_false_alarms():
     assert sum(day is not None for day in days) <= DELTA * DAYS
 
 
-@pytest.mark.parametrize(("loss", "within"), [(0.1, 160), (0.3, 40), (1.0, 6)])
+@pytest.mark.parametrize(("loss", "within"), [also_slow(0.1, 160), (0.3, 40), also_slow(1.0, 6)])
 def test_a_violation_after_a_long_good_time_is_detected_soon(loss, within):
     rng, taken = np.random.default_rng(6), []
     for _ in range(40):

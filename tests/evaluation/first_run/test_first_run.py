@@ -19,6 +19,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions, load_settings
 from tests.evaluation.first_run.conftest import Counted, N, World, asked, make_world, table
+from tests.support.params import also_slow
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def test_more_questions_are_written_where_more_are_wanted_and_none_twice(world: 
 # --- stopping and going on ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dies_at", [30, 60, 90, 170])
+@pytest.mark.parametrize("dies_at", [30, also_slow(60), also_slow(90), 170])
 def test_interrupted_anywhere_the_same_call_continues_to_the_same_end(world: World, dies_at: int):
     with pytest.raises(KeyboardInterrupt):
         world.run(Counted(table(), dies_at=dies_at), questions="")

@@ -19,6 +19,7 @@ from knowgate.gates.calibration.threshold_choice import (
     count_harmed,
     evaluate_threshold,
 )
+from tests.support.params import also_slow
 
 TIMES = 500
 
@@ -126,7 +127,9 @@ def true_rates(thresholds, *, takes=0.3):
     return harmed, harmed - gained
 
 
-@pytest.mark.parametrize(("form", "epsilon", "delta"), [("harm", 0.2, 0.1), ("net", 0.05, 0.1), ("net", 0.02, 0.05)])
+@pytest.mark.parametrize(
+    ("form", "epsilon", "delta"), [("harm", 0.2, 0.1), ("net", 0.05, 0.1), also_slow("net", 0.02, 0.05)]
+)
 def test_500_calibrations_break_the_guarantee_no_more_often_than_allowed(form, epsilon, delta):
     grid = np.concatenate([[ALWAYS_RETRIEVE], np.arange(41) / 40])
     found = [learn_then_test(cascade(400, seed), epsilon, delta, grid, form) for seed in range(TIMES)]

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from knowgate.core.schema import NumberRange, read_record
+from knowgate.core.text import CJK
 from knowgate.core.validation import expand_path, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.rules.topic_rule import RuleAction, RuleMatch, TopicRule
@@ -51,6 +52,8 @@ YEAR_PATTERN = re.compile(r"(?<![\d.,])(?:19|20)\d\d(?![\d]|[.,]\d)")
 LAST_YEAR = 2099  # larger numbers are probably not years
 # Matches patterns that repeat a group which itself ends in a repetition, such as (a+)+. They can take exponential time.
 NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
+# A letter, digit or underscore of a language with spaces between words: `[^\W...]` is \w without the characters of CJK.
+SPACED_CHARACTER = CJK.pattern.replace("[", r"[^\W", 1)
 MAX_FILE_BYTES = 1 << 20
 MAX_SMALL_TALK = 120  # maximum characters of a message that can consist of several pieces of small talk
 MAX_QUESTION_CHARS = 4_000  # rules read only the start of a longer question
@@ -347,8 +350,7 @@ def _parse_rules(kind: type[Content], text: str, where: str) -> Content:
 
 
 def _build_word_pattern(word: str) -> str:
-    """Build a regular expression for a whole word. Chinese words may touch other letters."""
-    # [^\W\d_] is any letter: a word character that is neither a digit nor an underscore.
-    no_letter_before = r"(?<![^\W\d_])" if word[:1].isascii() else ""
-    no_letter_after = r"(?![^\W\d_])" if word[-1:].isascii() else ""
-    return f"{no_letter_before}{re.escape(word)}{no_letter_after}"
+    """Build a regular expression for a whole word. Only Chinese and Japanese characters may touch others."""
+    begin = "" if CJK.match(word[:1]) else f"(?<!{SPACED_CHARACTER})"
+    end = "" if CJK.match(word[-1:]) else f"(?!{SPACED_CHARACTER})"
+    return f"{begin}{re.escape(word)}{end}"
