@@ -48,8 +48,18 @@ def make(folder, examples, how=HOW, **crewed):
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory):
-    return planted(save_word_llama(tmp_path_factory.mktemp("model")), 240, by="draft")
+def model(tmp_path_factory):
+    return save_word_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def examples(model):
+    return planted(model, 240, by="draft")
+
+
+@pytest.fixture(scope="module")
+def few(model):
+    return planted(model, 100, by="draft")
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +68,13 @@ def single(examples, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def several(examples, tmp_path_factory):
-    return make(tmp_path_factory.mktemp("several"), examples, SHORT, seeds=2)
+def several(few, tmp_path_factory):
+    return make(tmp_path_factory.mktemp("several"), few, SHORT, seeds=2)
 
 
 @pytest.fixture(scope="module")
-def folded(examples, tmp_path_factory):
-    return make(tmp_path_factory.mktemp("folded"), examples, SHORT, folds=2)
+def folded(few, tmp_path_factory):
+    return make(tmp_path_factory.mktemp("folded"), few, SHORT, folds=2)
 
 
 def taken(examples, places):
@@ -113,7 +123,7 @@ def test_with_folds_a_row_is_scored_by_the_judge_that_did_not_see_it(folded):
     members = plan_ensemble(
         folded.examples.split, HOW, folds=2, texts=[question.text for question in folded.examples.questions]
     )
-    assert sorted(members[0].train + members[1].train) == list(range(240))
+    assert sorted(members[0].train + members[1].train) == list(range(100))
     gate = JudgeGate.load(str(folded.out))
     questions, readings = taken(folded.examples, [5])
     prompts = encode_answers("judge", gate.judge, questions, [readings[0].draft.text], 32)
@@ -128,8 +138,8 @@ def test_with_folds_every_question_counts_as_seen(folded):
     assert all(fingerprint_text(question.text) in seen for question in folded.examples.questions)
 
 
-def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
-    examples = planted(save_word_llama(tmp_path / "model"), 60)
+def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(model, tmp_path):
+    examples = planted(model, 60)
     fitted = train_answer_judge(
         AnswerTask("judge", 0), examples, plan_ensemble(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work"
     )
@@ -139,8 +149,8 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     assert 0 <= gate.score([Question("x a?")], [Reading()])[0] <= 1
 
 
-def test_open_book_answers_can_be_training_examples(tmp_path):
-    examples = planted(save_word_llama(tmp_path / "model"), 60, by="draft")
+def test_open_book_answers_can_be_training_examples(model, tmp_path):
+    examples = planted(model, 60, by="draft")
     short = plan_ensemble(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
     fitted = train_answer_judge(AnswerTask("judge", 32, both=True), examples, short, work=tmp_path / "work")
     taught = len(examples.split.train)  # every row has an open answer that says something else

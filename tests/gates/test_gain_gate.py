@@ -20,7 +20,7 @@ from knowgate.types import Signal
 from tests.support.judge_data import LETTERS, plant_open_answers, planted, quick, score_reloaded
 from tests.support.tiny_models import save_tiny_cross_encoder, save_word_llama
 
-HOW = {"epochs": 8, "batch": 8, "learning_rate": 1e-2}
+HOW = {"epochs": 6, "batch": 8, "learning_rate": 1e-2}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", *LETTERS, "?", "no", "idea", ";", "what", "would", "say"]
 
 
@@ -30,10 +30,10 @@ def _quick():
         yield
 
 
-def both_ways(model) -> Examples:
+def both_ways(model, n) -> Examples:
     """An x in the answer: it is right. Questions full of p: documents are right."""
-    examples = planted(model, 320, by="draft")
-    found = np.random.default_rng(1).random(320) < 0.5
+    examples = planted(model, n, by="draft")
+    found = np.random.default_rng(1).random(n) < 0.5
     rows = plant_open_answers(examples.rows, found)
     helps = np.array([right and not row.closed.correct for row, right in zip(rows, found, strict=True)])
     return replace(examples, table=replace(examples.table, rows=rows), needed=helps, target="benefit")
@@ -46,8 +46,19 @@ def make(folder, examples, **options):
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory):
-    return both_ways(save_word_llama(tmp_path_factory.mktemp("model")))
+def model(tmp_path_factory):
+    return save_word_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def examples(model):
+    return both_ways(model, 240)
+
+
+@pytest.fixture(scope="module")
+def few(model):
+    """Enough where it does not matter how much a judge has learned."""
+    return both_ways(model, 120)
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +78,14 @@ def test_it_predicts_what_documents_add_not_what_is_unknown(spoken, examples):
     assert auroc(examples.table.always_right[test][unknown], needs[unknown]) > 0.8
 
 
-def test_an_encoder_reads_a_suffix_for_the_search_question(examples, tmp_path):
+def test_an_encoder_reads_a_suffix_for_the_search_question(few, tmp_path):
     base = save_tiny_cross_encoder(tmp_path / "base", WORDS)
-    gate = GainGate.load(str(make(tmp_path, examples, base=f"encoder:{base}", epochs=1)))
-    questions, _ = taken(examples, [0])
+    gate = GainGate.load(str(make(tmp_path, few, base=f"encoder:{base}", epochs=1)))
+    questions, _ = taken(few, [0])
     answer, search = (encode_answers(asked, gate.judge, questions, ["a b"], 8)[0].ids for asked in ("judge", "search"))
     assert search[: len(answer) - 1] == answer[:-1]
     assert len(search) > len(answer)
-    assert 0 <= gate.score(*taken(examples, [0]))[0] <= 1
+    assert 0 <= gate.score(*taken(few, [0]))[0] <= 1
 
 
 def test_a_reloaded_gate_gives_the_same_scores(spoken, examples):
@@ -88,10 +99,10 @@ def test_its_threshold_limits_the_loss_and_it_reads_a_draft(spoken):
     assert any(note.startswith("its threshold saves most searches") for note in gate.artifact.manifest["notes"])
 
 
-def test_with_folds_all_questions_are_training_questions(examples, tmp_path):
-    gate = make(tmp_path, examples, folds=2, epochs=1)
+def test_with_folds_all_questions_are_training_questions(few, tmp_path):
+    gate = make(tmp_path, few, folds=2, epochs=1)
     seen = (gate / SEEN_FILE).read_text().split()
-    assert all(fingerprint_text(question.text) in seen for question in examples.questions)
+    assert all(fingerprint_text(question.text) in seen for question in few.questions)
 
 
 def test_gain_needs_range_from_0_to_1():

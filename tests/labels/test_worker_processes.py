@@ -60,6 +60,16 @@ def start_workers(index):
         workers.close()
 
 
+@pytest.fixture(scope="module")
+def shared_workers(index):
+    """Two workers for tests that leave them as they are. They find two passages."""
+    workers = WorkerProcesses(make_finder(index, k=2), 2)
+    workers.start()
+    until(lambda: workers.is_ready)
+    yield workers
+    workers.close()
+
+
 def make_finder(index, **plan):
     return PassageFinder(LabelOptions(**plan), load_retriever(str(index)))
 
@@ -75,25 +85,24 @@ def is_running(pid):
         return False
 
 
-def test_workers_find_the_same_passages_in_the_same_order(start_workers, index, monkeypatch):
+def test_workers_find_the_same_passages_in_the_same_order(shared_workers, index, monkeypatch):
     sizes, finder = [1, 2, 3, 50], make_finder(index, k=2)
     expected = [finder.find(QUESTIONS[:n]) for n in sizes]
-    workers = start_workers(finder)
-    assert workers.find([]) == []
+    assert shared_workers.find([]) == []
     monkeypatch.setattr(PassageFinder, "find", forbid)
-    assert [workers.find(QUESTIONS[:n]) for n in sizes] == expected
+    assert [shared_workers.find(QUESTIONS[:n]) for n in sizes] == expected
 
 
 def test_workers_find_all_candidates_of_a_reranker(start_workers, index, monkeypatch):
     finder = replace(make_finder(index, k=1, candidates=4), reranker=object())
     expected = finder.find(QUESTIONS)
     assert {len(result.passages) for result in expected} == {4}
-    workers = start_workers(finder)
+    workers = start_workers(finder, count=1)
     monkeypatch.setattr(PassageFinder, "find", forbid)
     assert workers.find(QUESTIONS) == expected
 
 
-def test_workers_give_the_same_grades(start_workers, monkeypatch):
+def test_workers_give_the_same_grades(shared_workers, monkeypatch):
     choice = Question("Which?", choices=("red", "blue"), meta={"gold_letter": "b", "other": object()})
     questions = [*QUESTIONS, Question("Who?"), choice, Question("River 1?", answers=("River 1",))]
     pairs = [(text, q) for q in questions for text in ("River 1", "It is Paris.", "B. blue", "\udc80 River 1", "")]
@@ -101,9 +110,8 @@ def test_workers_give_the_same_grades(start_workers, monkeypatch):
     names = ("exact", "contains", "choice")
     expected = [StringGrader(name).grade(answers, owners) for name in names]
     assert all({grade.correct for grade in grades} == {True, False, None} for grades in expected)
-    workers = start_workers()
     monkeypatch.setattr(StringGrader, "grade", forbid)
-    assert [WorkerGrader(name, workers=workers).grade(answers, owners) for name in names] == expected
+    assert [WorkerGrader(name, workers=shared_workers).grade(answers, owners) for name in names] == expected
 
 
 @pytest.fixture
@@ -163,7 +171,7 @@ def test_an_error_is_that_of_a_search_in_this_process(start_workers, monkeypatch
     def fail(*_):
         raise BrokenIndex("passage 3 is damaged.")
 
-    workers = start_workers()
+    workers = start_workers(count=1)
     workers._workers[0].stdin.write('["search", [7]]\n')  # the worker fails, as it would at a damaged passage
     monkeypatch.setattr(PassageFinder, "find", fail)
     with pytest.raises(BrokenIndex, match="passage 3"):

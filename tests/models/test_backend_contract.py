@@ -93,12 +93,25 @@ def greedy(model, prompts):
     return [row[0].text for row in model.generate(prompts, max_tokens=TOKENS)]
 
 
-def test_answers_come_in_the_order_of_the_prompts(model):
-    assert greedy(model, PROMPTS[::-1]) == greedy(model, PROMPTS)[::-1]
+known_answers = {}  # of a local model, by its name
 
 
-def test_a_batch_gives_the_same_answers_as_single_prompts(model):
-    assert greedy(model, PROMPTS) == [greedy(model, [prompt])[0] for prompt in PROMPTS]
+@pytest.fixture
+def answers(model):
+    """The answers to all prompts; those of a local model are computed once."""
+    if "smollm" not in model.name:
+        return greedy(model, PROMPTS)
+    if model.name not in known_answers:
+        known_answers[model.name] = greedy(model, PROMPTS)
+    return known_answers[model.name]
+
+
+def test_answers_come_in_the_order_of_the_prompts(model, answers):
+    assert greedy(model, PROMPTS[::-1]) == answers[::-1]
+
+
+def test_a_batch_gives_the_same_answers_as_single_prompts(model, answers):
+    assert answers == [greedy(model, [prompt])[0] for prompt in PROMPTS]
 
 
 def test_a_batch_gives_the_same_drafts_as_single_prompts(model):
@@ -117,10 +130,10 @@ def test_a_continued_draft_begins_with_the_draft(model):
         assert row[0].text.startswith(reading.draft.text)
 
 
-def test_a_continued_draft_ends_like_a_whole_answer(model):
+def test_a_continued_draft_ends_like_a_whole_answer(model, answers):
     readings = model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT))
     rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
-    assert [row[0].text for row in rows] == greedy(model, PROMPTS)
+    assert [row[0].text for row in rows] == answers
 
 
 def streamed(model, prompt, **settings):
@@ -168,8 +181,8 @@ def test_the_requested_number_of_samples_is_returned(model):
 
 
 def test_a_seed_gives_the_same_samples_again(model):
-    settings = {"max_tokens": TOKENS, "temperature": 1.0, "n": 3, "seed": 5}
-    assert model.generate(PROMPTS, **settings) == model.generate(PROMPTS, **settings)
+    settings = {"max_tokens": TOKENS, "temperature": 1.0, "n": 2, "seed": 5}
+    assert model.generate(PROMPTS[:2], **settings) == model.generate(PROMPTS[:2], **settings)
 
 
 def test_an_answer_respects_the_token_limit(model):

@@ -191,9 +191,9 @@ def test_texts_are_decoded_in_a_thread_of_their_own(model, monkeypatch):
 @pytest.mark.parametrize(
     "signals",
     [
-        SignalRequest(draft_tokens=50, resumable=False),
-        SignalRequest(draft_tokens=50),
-        SignalRequest(samples=2, sample_tokens=50, resumable=False),
+        SignalRequest(draft_tokens=12, resumable=False),
+        SignalRequest(draft_tokens=12),
+        SignalRequest(samples=2, sample_tokens=12, resumable=False),
     ],
     ids=["drafts", "resumable drafts", "samples"],
 )

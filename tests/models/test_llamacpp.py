@@ -173,7 +173,7 @@ def test_samples_depend_on_the_seed_and_not_on_the_batch(smollm_llamacpp):
     smollm_llamacpp.engine.clear()
     alone = smollm_llamacpp.read([Prompt("Who wrote Faust?")], want)[0]
     smollm_llamacpp.engine.clear()
-    among = smollm_llamacpp.read([Prompt("Hi"), Prompt("Who wrote Faust?"), Prompt("Name a colour.")], want)[1]
+    among = smollm_llamacpp.read([Prompt("Hi"), Prompt("Who wrote Faust?")], want)[1]
     assert [sample.text for sample in alone.samples] == [sample.text for sample in among.samples]
     assert len({sample.text for sample in alone.samples}) > 1
     assert alone.sample_states.shape == (4, 576)
@@ -219,8 +219,8 @@ def test_the_fingerprint_is_derived_from_the_file(smollm, smollm_llamacpp):
 
 @pytest.mark.model
 def test_generation_stops_before_the_next_token_if_nobody_waits(smollm_llamacpp, monkeypatch):
-    prompts = [Prompt(text) for text in TEXTS]
-    before = smollm_llamacpp.generate(prompts[:1], max_tokens=8)[0][0].text
+    prompts = [Prompt(text) for text in TEXTS[:2]]
+    before = smollm_llamacpp.generate(prompts[:1], max_tokens=4)[0][0].text
     passes, compute = [], llama_engine.LlamaEngine._compute
     with ExitStack() as waiting:
         context = waiting.enter_context(open_stoppable_context())
@@ -236,7 +236,7 @@ def test_generation_stops_before_the_next_token_if_nobody_waits(smollm_llamacpp,
             with pytest.raises(StopError):
                 context.run(lambda: smollm_llamacpp.generate(prompts, max_tokens=100))
     assert len(passes) == 3
-    assert smollm_llamacpp.generate(prompts[:1], max_tokens=8)[0][0].text == before
+    assert smollm_llamacpp.generate(prompts[:1], max_tokens=4)[0][0].text == before
 
 
 @pytest.mark.model

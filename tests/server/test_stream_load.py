@@ -260,5 +260,5 @@ def test_other_threads_run_while_large_json_is_read_and_written():
         lambda: parse_json(content.decode(), "the text"),
         lambda: dump_json(value, is_large=True),
     ):
-        assert min(measure_longest_block(work) for _ in range(3)) < 0.5  # about 0.9 without turns for other threads
+        assert any(measure_longest_block(work) < 0.5 for _ in range(3))  # about 0.9 without turns for other threads
     assert dump_json(value, is_large=True) == dump_json(value) == content

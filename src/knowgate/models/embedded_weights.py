@@ -20,11 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from safetensors.numpy import save
 
 from knowgate.core.files import atomic_folder, cache_dir, cached_sha256_file, file_lock, sha256_file
-from knowgate.core.http_client import create_client
 from knowgate.core.validation import read_json
 from knowgate.errors import UnknownName, WeightsError, get_cause
 
@@ -143,6 +141,10 @@ def is_hub_reachable() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
+    import httpx  # takes a quarter of a second
+
+    from knowgate.core.http_client import create_client
+
     with create_client(timeout=HUB_TIMEOUT) as client:
         try:
             client.head(constants.ENDPOINT)

@@ -11,20 +11,21 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from knowgate.core.files import sha256_file, sha256_text
-from knowgate.core.http_client import JsonClient, read_key_header
 from knowgate.core.registry import parse_server_spec
 from knowgate.core.text import replace_surrogates
 from knowgate.errors import MissingExtra, ModelError, RejectionError, WeightsError, get_cause
 from knowgate.models import embedded_weights as weights
 from knowgate.types import Embedder, Vector
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_EMBEDDER = "minilm"
 PACKAGED_EMBEDDERS = (DEFAULT_EMBEDDER, "mpnet", "m3e")
@@ -141,6 +142,8 @@ class RemoteEmbedder:
         self._model, url = parse_server_spec(
             spec.removeprefix(OPENAI_PREFIX), "openai:MODEL@URL", EMBEDDING_KEY_VARIABLES[0]
         )
+        from knowgate.core.http_client import JsonClient, read_key_header  # takes a quarter of a second
+
         headers = read_key_header(*EMBEDDING_KEY_VARIABLES)
         self._server = JsonClient(url, f"the embedding server of '{self._model}'", headers=headers, transport=transport)
 

@@ -38,8 +38,7 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
 
     Two logistic regressions predict how probably the answers without and with passages are right.
     """
-    names = arbiter_features.list_answer_features(pairs.answers)
-    features = arbiter_features.build_answer_matrix(names, pairs.answers)
+    names, features = pairs.features
     check_finite(features)
     tensors = _fit_sides(features, pairs)
     return ArbiterResult(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import Split, split_questions
 from knowgate.errors import BadInput
 from knowgate.gates.arbiters.arbitration import answers_agree
+from knowgate.gates.arbiters.features import compute_answer_features
 from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training import examples
-from knowgate.types import AnswerPair, Signal
+from knowgate.types import AnswerPair, Signal, Vector
 
 HARDER_ADVICE = "Label more questions, easier or harder ones."
 MIN_PAIRS = 40  # with fewer, the splits are too small
@@ -38,12 +38,14 @@ class AnswerPairs:
         answers: The pair of answers of each row.
         split: Indices of the train, dev, calibration and test rows.
         left_out: Number of rows without two graded answers, by reason.
+        computed: What was computed from the answers. Copies with another split share it.
     """
 
     table: LabelTable
     answers: list[AnswerPair]
     split: Split
     left_out: Mapping[str, int]
+    computed: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def closed_book_right(self) -> BoolArray:
@@ -55,10 +57,21 @@ class AnswerPairs:
         """Whether each open-book answer is right."""
         return self.table.always_right
 
-    @cached_property
+    @property
     def differ(self) -> BoolArray:
         """Whether the two answers of each question differ; otherwise there is nothing to choose."""
-        return np.array([not answers_agree(pair) for pair in self.answers], dtype=bool)
+        if "differ" not in self.computed:
+            self.computed["differ"] = np.array([not answers_agree(pair) for pair in self.answers], dtype=bool)
+        differ: BoolArray = self.computed["differ"]
+        return differ
+
+    @property
+    def features(self) -> tuple[list[str], Vector]:
+        """Names of the features that all pairs have, and their values: one row per pair, one column per name."""
+        if "features" not in self.computed:
+            self.computed["features"] = compute_answer_features(self.answers)
+        names, matrix = self.computed["features"]
+        return list(names), matrix
 
     def select_differing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of the indices whose two answers differ; an arbiter never has to choose for the others."""

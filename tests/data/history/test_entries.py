@@ -265,18 +265,30 @@ from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from tests.support.hash_embedder import HashEmbedder
 
 log = open_history(sys.argv[1], HashEmbedder())
-for i in range(0, int(sys.argv[3]), 20):
-    names = [f"writer{sys.argv[2]} question{j}" for j in range(i, i + 20)]
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(0, int(sys.argv[3]), 10):
+    names = [f"writer{sys.argv[2]} question{j}" for j in range(i, i + 10)]
     log.add([LogEntry(name, KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for name in names])
 """
 
 
+def start_together(stack, commands):
+    """Start processes that write once all of them are ready."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    writers = [stack.enter_context(child(command, **pipes)) for command in commands]
+    assert [writer.stdout.readline() for writer in writers] == [b"ready\n"] * len(writers)
+    for writer in writers:
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+    return writers
+
+
 def test_four_processes_writing_at_once_lose_no_entry(place):
-    reader, scope = open_history(place, HashEmbedder()), HistoryScope("m", "p")
-    each = 300 if place.startswith("postgresql") else 1000  # there every row is put into a graph
+    reader, scope, each = open_history(place, HashEmbedder()), HistoryScope("m", "p"), 150
     with ExitStack() as stack:
         commands = [[sys.executable, "-c", WRITER, place, str(n), str(each)] for n in range(4)]
-        writers = [stack.enter_context(child(command)) for command in commands]
+        writers = start_together(stack, commands)
         while any(writer.poll() is None for writer in writers):
             reader.search(["writer1 question5"], 3, scope)  # while others write
             time.sleep(0.05)
@@ -295,7 +307,9 @@ from tests.support.hash_embedder import HashEmbedder
 
 log = open_history(sys.argv[1], HashEmbedder())
 order = range(40) if sys.argv[2] == "up" else range(39, -1, -1)
-for _ in range(8):
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(5):
     log.add([LogEntry(f"question{j}", KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for j in order])
 """
 
@@ -303,7 +317,7 @@ for _ in range(8):
 def test_writers_in_opposite_orders_do_not_deadlock(place):
     with ExitStack() as stack:
         commands = [[sys.executable, "-c", CROSSING, place, order] for order in ("up", "down")]
-        writers = [stack.enter_context(child(command)) for command in commands]
+        writers = start_together(stack, commands)
         assert [writer.wait() for writer in writers] == [0, 0]
     assert open_history(place, HashEmbedder()).count(HistoryScope("m", "p")) == 40
 
@@ -322,7 +336,7 @@ for i in itertools.count():
 """
 
 
-def acknowledged_until(place, kill, count=25):
+def acknowledged_until(place, kill, count=10):
     """Two processes write until there is enough; then comes a sudden end. What each of them acknowledged."""
     with ExitStack() as stack:
         command = [sys.executable, "-c", ENDLESS, place]

@@ -14,7 +14,7 @@ from tests.support.judge_data import LETTERS, quick
 from tests.support.pairs_by_hand import both, pair_row
 from tests.support.tiny_models import save_word_llama
 
-N = 400
+N = 320
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +49,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fitted(run, base, tmp_path_factory):
     out = tmp_path_factory.mktemp("arbiter") / "arbiter"
-    return fit_arbiter(run, out=out, mode="lora", base=base, epochs=12, learning_rate=5e-3)
+    return fit_arbiter(run, out=out, mode="lora", base=base, epochs=8, learning_rate=5e-3)
 
 
 def test_it_learns_whether_each_answer_is_right(fitted):

@@ -55,13 +55,13 @@ def test_the_arbiter_is_bound_by_its_fingerprint(gate, place):
 
 def test_an_evaluation_shows_the_guarantee_with_its_arbiter(gate, place):
     calibrate(gate, place / "run", max_loss=0.1, confidence=0.9, net=True, arbiter=place / "arbiter")
-    both = evaluate(gate, place / "run", drop_seen=True, arbiter=place / "arbiter").guarantees["gate"]
+    both = evaluate(gate, place / "run", drop_seen=True, resamples=0, arbiter=place / "arbiter").guarantees["gate"]
     assert both.text.startswith("Threshold ")
     assert "with the arbiter arbiter loses at most 10 % of the answers, net of those gained" in both.text
     assert "does not hold" not in both.text
     assert both.holds
     assert both.has_arbiter
-    alone = evaluate(gate, place / "run", drop_seen=True).guarantees["gate"]
+    alone = evaluate(gate, place / "run", drop_seen=True, resamples=0).guarantees["gate"]
     assert "This does not hold here: it was proven with the arbiter 'arbiter'" in alone.text
     assert not alone.holds  # of the gate alone nothing is proven
 

@@ -25,8 +25,8 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def evidence(base):
     """Closed-book answers with an x are right. Documents answer questions that are full of p."""
-    table = planted(base, 240, by="draft").table
-    found = np.random.default_rng(1).random(240) < 0.7
+    table = planted(base, 120, by="draft").table
+    found = np.random.default_rng(1).random(120) < 0.7
     rows = plant_open_answers(table.rows, found)
     table = replace(table, rows=rows)
     return Evidence(table, True, assign_policy_folds([question.text for question in table.questions], 0), 0)

@@ -21,12 +21,14 @@ from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_row, pair_rows
 
 
-@pytest.fixture(autouse=True)
-def without_text(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def _without_text():
     """Leave out embedding model and judges: the fake rows have log-probabilities, which are enough."""
-    monkeypatch.setattr(candidates, "DEFAULT_GATES", ())
-    monkeypatch.setattr(candidates, "MAX_CPU_ROWS", 0)
-    monkeypatch.setattr(MemoryEmbedder, "embed", embed_parity)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "DEFAULT_GATES", ())
+        patch.setattr(candidates, "MAX_CPU_ROWS", 0)
+        patch.setattr(MemoryEmbedder, "embed", embed_parity)
+        yield
 
 
 def embed_parity(self, texts):
@@ -44,18 +46,38 @@ def good_run(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("policy") / "run", make_rows(600))
 
 
-def test_a_gate_that_knows_is_chosen_and_saves_the_searches_it_can(good_run, tmp_path):
-    policy = fit_policy(good_run, out=tmp_path / "policy")
+@pytest.fixture(scope="module")
+def policy(good_run):
+    """The policy of these rows."""
+    return fit_policy(good_run, out=good_run.parent / "policy")
+
+
+@pytest.fixture(scope="module")
+def plain(good_run):
+    """The policy of these rows without topics, and what its fit said."""
+    messages = []
+    keep = {"topics": "none", "watch": lambda progress: messages.append(progress.words)}
+    return fit_policy(good_run, out=good_run.parent / "plain", **keep), messages
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """The policy of 60 rows, and what its fit said."""
+    folder, messages = tmp_path_factory.mktemp("few"), []
+    run = write_rows(folder / "run", make_rows(60))
+    return fit_policy(run, out=folder / "policy", watch=lambda progress: messages.append(progress.words)), messages
+
+
+def test_a_gate_that_knows_is_chosen_and_saves_the_searches_it_can(policy):
     assert policy.choice.chosen.gate.startswith("logprob")
     assert policy.held_out.searches == pytest.approx(0.5, abs=0.1)
     assert policy.held_out.right >= 0.98
     manifest = policy.gate.artifact.manifest
     assert manifest["guarantee"]["epsilon"] <= 0.04
-    assert "LLM calls" in (tmp_path / "policy" / "README.md").read_text(encoding="utf-8")
+    assert "LLM calls" in (policy.path / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_card_shows_what_is_known_and_searched_for_by_topic(good_run, tmp_path):
-    policy = fit_policy(good_run, out=tmp_path / "policy")
+def test_the_card_shows_what_is_known_and_searched_for_by_topic(policy, plain):
     assert "The card has" not in policy.summary[-1]
     assert "By topic, the LLM knows most (100.0 % about" in policy.summary[-1]
     assert "and least (0.0 % about" in policy.summary[-1]
@@ -66,12 +88,10 @@ def test_the_card_shows_what_is_known_and_searched_for_by_topic(good_run, tmp_pa
         ("0.0 %", "100.0 %"),
         ("100.0 %", "0.0 %"),
     ]
-    fit_policy(good_run, out=tmp_path / "plain", topics="none")
-    assert "## By topic" not in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+    assert "## By topic" not in (plain[0].path / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_card_shows_right_answers_by_share_of_searches(good_run, tmp_path):
-    policy = fit_policy(good_run, out=tmp_path / "policy")
+def test_the_card_shows_right_answers_by_share_of_searches(policy):
     frontier = policy.choice.frontier
     assert 3 <= len(frontier) <= 8
     assert [item.searches for item in frontier] == sorted(item.searches for item in frontier)
@@ -82,10 +102,9 @@ def test_the_card_shows_right_answers_by_share_of_searches(good_run, tmp_path):
     assert f"| {frontier[0].searches:.0%} | {frontier[0].right:.1%} [" in card
 
 
-def test_the_rows_that_prove_the_guarantee_are_not_those_it_was_fitted_on(good_run, tmp_path):
-    policy = fit_policy(good_run, out=tmp_path / "policy")
-    seen = set((tmp_path / "policy" / "seen.txt").read_text(encoding="utf-8").split())
-    tested = set((tmp_path / "policy" / "calibrated.txt").read_text(encoding="utf-8").split())
+def test_the_rows_that_prove_the_guarantee_are_not_those_it_was_fitted_on(policy):
+    seen = set((policy.path / "seen.txt").read_text(encoding="utf-8").split())
+    tested = set((policy.path / "calibrated.txt").read_text(encoding="utf-8").split())
     assert tested
     assert not seen & tested
     assert len(tested) == policy.gate.artifact.manifest["guarantee"]["n"]
@@ -100,16 +119,13 @@ def test_never_retrieving_is_written_if_retrieval_changes_nothing(tmp_path):
     assert policy.gate.artifact.manifest["gate"] == "constant"
 
 
-def test_the_first_message_says_how_to_try_a_judge_where_none_is_tried(good_run, tmp_path):
-    messages = []
-    fit_policy(good_run, out=tmp_path / "policy", topics="none", watch=lambda progress: messages.append(progress.words))
+def test_the_first_message_says_how_to_try_a_judge_where_none_is_tried(plain):
+    _, messages = plain
     assert "No judge is fine-tuned here unless you name one: base='small'" in messages[0]
 
 
-def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(tmp_path):
-    messages = []
-    run = write_rows(tmp_path / "run", make_rows(60))
-    policy = fit_policy(run, out=tmp_path / "policy", watch=lambda progress: messages.append(progress.words))
+def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(few):
+    policy, messages = few
     assert policy.gate.threshold == ALWAYS_RETRIEVE
     pattern = r"You gave 60 graded questions, (\d+) of them to choose on\. .* takes at least (\d+) to choose on"
     n_fit, required = map(int, re.search(pattern, " ".join(policy.summary)).groups())
@@ -160,8 +176,8 @@ def test_retrieving_always_with_the_rules_is_written_as_one_policy_that_makes_dr
     assert policy.gate.threshold == ALWAYS_RETRIEVE
 
 
-def test_the_card_of_a_constant_gate_claims_no_probability_and_no_unexplained_bound(tmp_path):
-    policy = fit_policy(write_rows(tmp_path / "run", make_rows(60)), out=tmp_path / "policy")
+def test_the_card_of_a_constant_gate_claims_no_probability_and_no_unexplained_bound(few):
+    policy, _ = few
     card = (policy.path / "README.md").read_text(encoding="utf-8")
     assert "It decides the same for every question" in card
     assert "nothing is lost against always retrieving" in card
@@ -169,8 +185,7 @@ def test_the_card_of_a_constant_gate_claims_no_probability_and_no_unexplained_bo
         assert phrase not in card
 
 
-def test_terminal_and_card_say_the_same_about_the_limits(good_run, tmp_path):
-    policy = fit_policy(good_run, out=tmp_path / "policy")
+def test_terminal_and_card_say_the_same_about_the_limits(policy):
     card = (policy.path / "README.md").read_text(encoding="utf-8")
     assert all(line in card for line in policy.summary)
     assert "On all 600 questions" in policy.summary[1]
@@ -234,9 +249,8 @@ def test_the_evidence_says_what_the_rows_hold(good_run):
     assert "answers with and without passages, log-probabilities" in load_evidence([good_run]).describe()
 
 
-def test_a_policy_loads_as_a_gate(good_run, tmp_path):
-    fit_policy(good_run, out=tmp_path / "policy")
-    assert load_gate(str(tmp_path / "policy")).name == "fusion"
+def test_a_policy_loads_as_a_gate(policy):
+    assert load_gate(str(policy.path)).name == "fusion"
 
 
 def test_a_gate_whose_weights_cannot_be_downloaded_is_left_out_and_named(good_run, tmp_path):

@@ -125,9 +125,20 @@ def compute_answer_feature(name: str, pair: AnswerPair) -> float | None:
     return SIDE_FEATURES[kind](answer, pair)
 
 
-def list_answer_features(answers: Sequence[AnswerPair]) -> list[str]:
-    """Return the names of the features that can be computed for every pair of answers."""
-    return [name for name in ANSWER_FEATURES if all(compute_answer_feature(name, pair) is not None for pair in answers)]
+def compute_answer_features(answers: Sequence[AnswerPair]) -> tuple[list[str], Vector]:
+    """Compute the features that every pair of answers has.
+
+    Returns:
+        Their names, and a matrix with one row per pair and one column per name.
+    """
+    columns: dict[str, list[float]] = {}
+    for name in ANSWER_FEATURES:
+        values = [compute_answer_feature(name, pair) for pair in answers]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            columns[name] = known
+    matrix = np.array(list(columns.values()), dtype=np.float32).reshape(len(columns), len(answers))
+    return list(columns), np.ascontiguousarray(matrix.T)
 
 
 def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> Vector:

@@ -110,8 +110,8 @@ def arbitrate(
     from_memory = np.zeros(len(table), dtype=bool)
     for run in table.split_by_run():
         rows = [table.rows[number] for number in run.numbers.tolist()]
-        beliefs = _complete_beliefs(run.path, rows, named, on_progress)
-        from_memory[run.numbers] = [row.id in beliefs.from_memory for row in rows]
+        preferred = _complete_beliefs(run.path, rows, named, on_progress).from_memory
+        from_memory[run.numbers] = [row.id in preferred for row in rows]
     # The grade of the chosen answer: of the closed-book answer, or of the one that always retrieving gives.
     right = np.where(from_memory, table.closed_book_right, table.always_right)
     return ArbiterChoices(named.name, named.fingerprint, from_memory, right)
@@ -163,7 +163,8 @@ def _complete_beliefs(
         BadInput: Beliefs are missing, but there is no arbiter to compute them: the user gave only its recorded name.
     """
     beliefs = _read_arbiter_beliefs(run, named)
-    missing = [row for row in rows if row.open is not None and row.id not in beliefs.judged]
+    judged = beliefs.judged
+    missing = [row for row in rows if row.open is not None and row.id not in judged]
     if not missing:
         return beliefs
     if named.arbiter is None:

@@ -153,7 +153,9 @@ def _add_lora(model: Any, rank: int) -> Any:
     with require_extra("LoRA", "train"):
         from peft import LoraConfig, get_peft_model
     layers = {"r": rank, "lora_alpha": 2 * rank, "lora_dropout": LORA_DROPOUT, "target_modules": "all-linear"}
-    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **layers))
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **layers))
+    adapted.create_or_update_model_card = lambda folder: None  # a gate has a card of its own
+    return adapted
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from knowgate.data.splits import Split, fingerprint_text, hash_to_unit
 from knowgate.errors import BadInput
 from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
-from knowgate.stats.metrics import BoolArray
+from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.arbiter_pairs import AnswerPairs
 from knowgate.training.examples import MIN_GRADED_ROWS, SHARED_SETTINGS, Examples, Target, check_texts
 from knowgate.training.fusion import TOKEN_FEATURES
 from knowgate.training.policy.outcomes import ChoiceOptions
 from knowgate.training.topics import TOPICS_HELP
-from knowgate.types import AnswerPair, Vector
+from knowgate.types import Vector
 
 
 class PolicyOptions(ChoiceOptions):
@@ -142,9 +142,7 @@ class Evidence:
             fold: Number of the fold. With `HELD_OUT`, the held-out rows are the test part, and no fold is left out.
         """
         others = np.flatnonzero((self.folds != HELD_OUT) & (self.folds != fold))
-        texts = [self.table.questions[row].text for row in others.tolist()]
-        positions = [hash_to_unit("policy part", str(self.seed), fingerprint_text(text)) for text in texts]
-        part = np.searchsorted(TRAIN_EDGES, positions, side="right")
+        part = np.searchsorted(TRAIN_EDGES, self._positions[others], side="right")
         return Split(others[part == 0], others[part == 1], others[part == 2], np.flatnonzero(self.folds == fold))
 
     def make_examples(self, target: Target, fold: int) -> Examples:
@@ -153,12 +151,19 @@ class Evidence:
 
     def make_pairs(self, fold: int) -> AnswerPairs:
         """Return the data to fit an arbiter on, with one fold (or `HELD_OUT`) as the test part; see `split`."""
-        return AnswerPairs(self.table, self._pairs, self.split(fold), {})
+        return replace(self._pairs, split=self.split(fold))
 
     @cached_property
-    def _pairs(self) -> list[AnswerPair]:
+    def _positions(self) -> FloatArray:
+        """The hash of each question that places it in one of the parts of a split: 0 to 1."""
+        texts = [question.text for question in self.table.questions]
+        return np.array([hash_to_unit("policy part", str(self.seed), fingerprint_text(text)) for text in texts])
+
+    @cached_property
+    def _pairs(self) -> AnswerPairs:
         """The closed-book and the open-book answer of each row."""
-        return [get_answer_pair(row) for row in self.table.rows]
+        answers = [get_answer_pair(row) for row in self.table.rows]
+        return AnswerPairs(self.table, answers, self.split(HELD_OUT), {})
 
 
 def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
