@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -143,6 +144,17 @@ def test_decisions_of_the_server_log_are_traffic(tmp_path):
     log = read_server_log(tmp_path / "d.sqlite")
     assert ([event.need for event in log.events], dict(log.thresholds)) == ([0.8, 0.1], {0.5: 2})
     assert math.isnan(log.events[0].open_book_cost.prompt)
+
+
+@pytest.mark.parametrize(("given", "loses_answer"), [("draft", [True, False]), ("passages", [None, None])])
+def test_an_audit_of_a_retrieved_question_counts_if_the_arbiter_sent_the_draft(tmp_path, given, loses_answer):
+    one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "logprob", "choice": {"given": given}}
+    decisions(tmp_path / "d.sqlite", enumerate([one, one]))
+    with closing(sqlite3.connect(tmp_path / "d.sqlite")) as file, file:
+        file.execute("CREATE TABLE audits (number INTEGER PRIMARY KEY, decision TEXT, kind TEXT, lost REAL)")
+        file.executemany("INSERT INTO audits (decision, kind, lost) VALUES (?, 'loss', ?)", [("0", 1.0), ("1", 0.0)])
+    events = read_server_log(tmp_path / "d.sqlite").events
+    assert [event.loses_answer for event in events] == loses_answer
 
 
 def test_gates_of_the_same_name_in_two_arms_are_not_mixed(tmp_path):

@@ -21,6 +21,7 @@ from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_until
+from tests.support.processes import PATIENCE
 
 
 class FullDisk:
@@ -92,6 +93,16 @@ def test_the_deadline_covers_the_wait_for_a_durable_decision(serve, tmp_path):
         assert [(reply.status_code, reply.json()["error"]["code"]) for reply in replies] == [(503, "log_down")] * 3
         database.execute("COMMIT")
     wait_until(lambda: ask(address).status_code == 200)
+
+
+def test_a_durable_response_waits_only_for_a_limited_time(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.service.MAX_COMMIT_SECONDS", 0.1)
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "durable": True})
+    ends = threading.Event()
+    app.state.service.decision_log._thread.submit(ends.wait, PATIENCE)
+    reply = ask(address)
+    ends.set()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "log_down")
 
 
 def test_a_canceled_wait_does_not_stop_the_writer(tmp_path):
@@ -323,6 +334,22 @@ def test_a_correction_that_is_too_long_is_rejected_with_the_limit(serve, tmp_pat
     reply = httpx.post(f"{address}/v1/feedback", json=body)
     assert reply.status_code == 400
     assert f"at most {MAX_FEEDBACK_CHARS:,} characters" in reply.json()["error"]["message"]
+
+
+def test_a_question_that_is_too_long_is_rejected_with_the_limit(serve):
+    address, _ = serve(gate="never")
+    reply = httpx.post(f"{address}/v1/forget", json={"question": "x" * 20_001})
+    assert reply.status_code == 400
+    assert "at most 20,000 characters" in reply.json()["error"]["message"]
+
+
+def test_a_blank_correction_counts_as_none(serve, tmp_path):
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    id = ask(address).headers["x-knowgate-id"]
+    bodies = [{"correction": " 42 "}, {"correction": "  \t"}, {"correction": "   ", "rating": "up"}]
+    replies = [httpx.post(f"{address}/v1/feedback", json={"id": id, **body}) for body in bodies]
+    assert [reply.status_code for reply in replies] == [200, 400, 200]
+    assert httpx.get(f"{address}/v1/decisions/{id}").json()["correction"] == "42"
 
 
 def test_a_durable_server_does_not_acknowledge_decisions_after_its_file_was_deleted(serve, tmp_path):

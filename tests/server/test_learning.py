@@ -23,7 +23,15 @@ from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning import audit
 from knowgate.server.learning.answers import StreamText, label_by_feedback
-from knowgate.server.learning.audit import MAX_PENDING_AUDITS, POLL_SECONDS, Auditor, AuditStore
+from knowgate.server.learning.arms import ExperimentArm
+from knowgate.server.learning.audit import (
+    MAX_PENDING_AUDITS,
+    POLL_SECONDS,
+    Auditor,
+    AuditRecord,
+    AuditStore,
+    _update_monitor,
+)
 from knowgate.server.learning.learner import _compute_scope
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
@@ -407,6 +415,37 @@ def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "z"}).status_code == 404
 
 
+def list_alarm_messages(caplog):
+    return [record.message for record in caplog.records if record.message.startswith("Alarm")]
+
+
+def test_a_start_logs_the_alarm_only_until_it_is_cleared(serve, stub, tmp_path, caplog):
+    address = serve_with_alarm(serve, tmp_path)
+    assert len(list_alarm_messages(caplog)) == 1
+    assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}).status_code == 200
+    caplog.clear()
+    serve(gate="never", options=audit_options(tmp_path, max_changed=0.1))
+    assert list_alarm_messages(caplog) == []
+
+
+def test_an_alarm_of_one_key_is_logged_once(caplog):
+    arm = ExperimentArm("a", None, LossMonitor(0.1), "scope", "never")
+    losses = [AuditRecord("kg-1", "a", "scope", "loss", 1.0, owner=name) for name in ["anna"] * 40 + ["bob"]]
+    _update_monitor(arm, losses)
+    _update_monitor(arm, losses[:1])
+    assert [("key 'anna'" in message) for message in list_alarm_messages(caplog)] == [True]
+
+
+def test_clearing_an_alarm_fails_soon_if_the_log_does_not_respond(serve, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "READ_SECONDS", 0.1)
+    address, app = serve(gate="never", options=audit_options(tmp_path, max_changed=0.1))
+    ends = threading.Event()
+    app.state.service.decision_log._thread.submit(ends.wait, PATIENCE)
+    reply = httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}, timeout=PATIENCE)
+    ends.set()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "log_down")
+
+
 def test_an_alarm_of_one_worker_reaches_the_others(serve, stub, tmp_path):
     options = audit_options(tmp_path, max_changed=0.1)
     other, app = serve(gate="never", options={**options, "audit": 1e-9})
@@ -625,6 +664,14 @@ def test_feedback_without_stored_texts_becomes_no_label(serve, tmp_path):
     use_history(app)
     id = ask(address).headers["x-knowgate-id"]
     assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "count"), [({}, 0), ({"workers": 2}, 1), ({"workers": 2, "keep_questions": True}, 0)]
+)
+def test_a_server_warns_if_its_processes_do_not_share_questions(serve, tmp_path, history, caplog, options, count):
+    serve(gate="never", log=history, options={"decisions": str(tmp_path / "d.db"), **options})
+    assert sum("Set `keep_questions`" in record.message for record in caplog.records) == count
 
 
 def test_a_rating_of_an_open_answer_needs_the_closed_answer_to_become_a_label():

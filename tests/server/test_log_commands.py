@@ -13,6 +13,7 @@ from knowgate.evaluation.server_log import read_logged_questions
 from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.telemetry.decision_log import DecisionLog
 from tests.cli.conftest import call  # noqa: F401 - a fixture
+from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_for_audits
 from tests.support.extras import needs_train
@@ -137,6 +138,14 @@ def test_one_key_gives_at_most_half_of_the_gold_answers(tmp_path, corrected, cou
     assert sum(bool(item.answers) for item in logged.questions) == counts[0] - counts[2]
     trusted = read_logged_questions(tmp_path / "d.db", 100, trusts_keys=True)
     assert trusted.n_unused == 0
+
+
+def test_blank_corrections_are_no_gold_answers(tmp_path):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    log.append({"id": "kg-1"}, KNOWN, "bob").result(30)
+    asyncio.run(log.add_feedback("kg-1", "down", None, "bob", correction="   "))  # as earlier versions stored it
+    log.close()
+    assert read_logged_questions(tmp_path / "d.db", 100).n_corrections == 0
 
 
 @pytest.mark.parametrize(

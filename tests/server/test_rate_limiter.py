@@ -30,6 +30,15 @@ def test_a_key_above_its_rate_is_answered_429_with_retry_after(serve, tmp_path):
     assert 1 <= int(replies[2].headers["retry-after"]) <= 61
 
 
+def test_the_dashboard_counts_rejected_requests_but_none_without_a_valid_key(serve, tmp_path):
+    key = add_key(tmp_path / "keys.json", "app", rate=2)
+    admin = add_key(tmp_path / "keys.json", "me", admin=True)
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    assert [post(address, name).status_code for name in [key] * 3 + ["none"]] == [200, 200, 429, 401]
+    dashboard = httpx.get(f"{address}/v1/dashboard", headers={"Authorization": f"Bearer {admin}"}).json()
+    assert dashboard["figures"]["requests"] == {"2xx": 2, "4xx": 1}
+
+
 def test_the_rate_of_one_key_does_not_limit_others(serve, tmp_path):
     slow, free = (add_key(tmp_path / "keys.json", name, rate=rate) for name, rate in (("slow", 1), ("free", None)))
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})

@@ -35,7 +35,7 @@ AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL O
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
 NO_KEY = ""  # owner of decisions on a server without API keys, and of questions that several keys asked
 OWNERS_QUERY = "SELECT id, owner FROM decisions WHERE question IS NOT NULL"
-CORRECTIONS_QUERY = "SELECT decision, answer, at FROM corrections ORDER BY at"
+CORRECTIONS_QUERY = "SELECT decision, answer, at FROM corrections WHERE TRIM(answer) <> '' ORDER BY at"
 FEEDBACK_QUERY = "SELECT decision, at, owner FROM feedback"
 
 LogLocation = Path | DatabaseAddress
@@ -380,9 +380,11 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     total_seconds = float(times.get("total", 0.0)) / 1000
     answering = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
-    # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
-    # they apply only to questions that the gate skips.
-    losses = [lost for kind, lost in audits if kind == "label" or skips]
+    # An audit of kind 'label' has both answers of a retrieved question. Other audits compare them only if the client may
+    # have got the one without passages: the gate skipped, or the arbiter sent the draft.
+    choice = record.get("choice")
+    sent_draft = isinstance(choice, dict) and choice.get("given") == "draft"
+    losses = [lost for kind, lost in audits if kind == "label" or skips or sent_draft]
     retrieved = bool(record["retrieve"])
     way = str(record.get("way"))
     event = TrafficEvent(

@@ -35,8 +35,8 @@ def _check_length(question: str) -> str:
     return question
 
 
-Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
-UncheckedQuestion = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS)]  # its normalized length is checked later
+QuestionLength = Field(min_length=1, max_length=MAX_QUESTION_CHARS)
+UncheckedQuestion = Annotated[str, QuestionLength, AfterValidator(_check_not_blank)]  # not checked: normalized length
 QuestionText = Annotated[UncheckedQuestion, AfterValidator(_check_length)]
 TextOrList = str | list[Any]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
@@ -146,12 +146,15 @@ class RerankRequest(ApiRequest):
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback on the decision `id`: a rating, or as `correction` the right answer."""
+    """Body of POST /v1/feedback on the decision `id`: a rating, or as `correction` the right answer.
+
+    A blank correction counts as none.
+    """
 
     id: str
     rating: Literal["up", "down"] | None = None
     comment: str | None = Field(None, max_length=MAX_FEEDBACK_CHARS)
-    correction: str | None = Field(None, max_length=MAX_FEEDBACK_CHARS)
+    correction: Annotated[str, Field(max_length=MAX_FEEDBACK_CHARS), AfterValidator(str.strip)] | None = None
 
 
 class DeletionRequest(ApiRequest):
@@ -388,7 +391,7 @@ class LearningResponse(ApiResponse):
         share_b: Share of requests with the second gate.
         canary: Share of requests that follow the gate.
         audit: Share of requests that are audited.
-        budget_left: Number of LLM calls left for audits.
+        budget_left: Number of LLM calls left for audits in this process. Each worker has an equal part of the budget.
         labelled: Number of labels that this process added to the history. Repeated questions and feedback count again.
     """
 

@@ -37,7 +37,11 @@ from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwar
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
-MIN_COMMIT_SECONDS = 1.0  # a response that is ready at the last moment waits as long for its decision to be stored
+# Limits of the time that a response waits for its decision to be stored. The lower one is for a response that is ready
+# at the last moment.
+MIN_COMMIT_SECONDS, MAX_COMMIT_SECONDS = 1.0, 20.0
+# Endpoints whose requests the dashboard counts, except those without a valid API key.
+ANSWER_ROUTES = tuple(f"/v1{path}" for path in REQUEST_FORMATS)
 UNFINDABLE_NOTE = (
     "The decision log has comments, corrections or answers of decisions whose question was not stored, or follow-ups that "
     "an earlier version stored. They may be about this question. Delete such decisions by their id (DELETE "
@@ -169,7 +173,8 @@ class Service:
         """
         seconds = time.perf_counter() - trace.start
         self.metrics.add_request(route, response.status_code, seconds, trace)
-        if trace.client_request is not None:
+        has_valid_key = trace.client_request is not None or response.status_code not in (401, 403)
+        if route in ANSWER_ROUTES and has_valid_key:
             self.snapshot.add_request(response.status_code, seconds, trace)
             self.snapshot_exchange.schedule_write()
         if trace.decision is None:
@@ -195,8 +200,9 @@ class Service:
 
     async def _wait_for_commit(self, commit: Future[None], seconds_left: float) -> bool:
         """Wait until a decision is stored, and return whether this succeeded in time."""
+        timeout = min(max(MIN_COMMIT_SECONDS, seconds_left), MAX_COMMIT_SECONDS)
         try:
-            async with asyncio.timeout(max(MIN_COMMIT_SECONDS, seconds_left)):
+            async with asyncio.timeout(timeout):
                 await asyncio.shield(asyncio.wrap_future(commit))  # other requests may wait for the same future
         except STORE_ERRORS:  # these include TimeoutError
             return False

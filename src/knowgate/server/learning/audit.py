@@ -17,8 +17,9 @@ from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler, label_by_agreement
 from knowgate.server.learning.arms import Experiment, ExperimentArm
+from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
-from knowgate.server.telemetry.decision_log import DecisionLog
+from knowgate.server.telemetry.decision_log import READ_SECONDS, DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.types import DecisionNote
@@ -99,6 +100,10 @@ class AuditStore:
             return self._fetch_new(store)
 
         return await self._decisions.run(insert)
+
+    async def check(self) -> None:
+        """Raise ApiError 503 if the decision log does not respond in time, before a client waits for a write."""
+        await self._decisions.run(lambda store: store.fetch_rows("SELECT 1"), READ_SECONDS)
 
     async def is_deleted(self, decision: str) -> bool:
         """Return whether a decision was deleted, so that its question may not be labeled."""
@@ -377,37 +382,48 @@ class Auditor:
         """Discard the audits of an arm of the A/B test, and clear its alarm.
 
         Raises:
-            ApiError: 404 if there is no such arm, or no decision log.
+            ApiError: 404 if there is no such arm, or no decision log. 503 if the log does not respond.
         """
         arm = self.experiment.arms.get(arm_name)
         if arm is None or self.store is None:
             known = ", ".join(self.experiment.arms)
             message = f"no audits are stored for the arm '{arm_name[:40]}'. Arms of this server: {known}."
             raise ApiError(404, message, "no_arm")
+        await self.store.check()
         self._apply(await self.store.add(AuditRecord("", arm_name, arm.scope, CLEARED)))
         log.warning("The alarm of arm %s was cleared. Its audits start again from zero.", arm_name)
 
     def _apply(self, audits: Sequence[AuditRecord]) -> None:
         """Add stored audits to the monitors of their gates. `scope` identifies the gate, LLM, index and so on."""
         arms = self.experiment.arms
-        for audit in audits:
-            for arm in arms.values():
-                if arm.scope == audit.scope and (len(arms) == 1 or arm.name == audit.arm):
-                    _update_monitor(arm, audit)
+        for arm in arms.values():
+            is_only_arm = len(arms) == 1
+            own_audits = [item for item in audits if item.scope == arm.scope and (is_only_arm or item.arm == arm.name)]
+            _update_monitor(arm, own_audits)
 
 
-def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
-    """Add a stored audit to the monitor of a gate. Log a new alarm (too many changed answers)."""
-    monitor, owner, gate = arm.monitor, audit.owner or "", arm.gate_spec
+def _update_monitor(arm: ExperimentArm, audits: Sequence[AuditRecord]) -> None:
+    """Add stored audits to the monitor of a gate. Log new alarms, but none that a later row has cleared."""
+    monitor = arm.monitor
+    owners = {audit.owner or "" for audit in audits}
+    owners_without_alarm = sorted(owner for owner in owners if not monitor.get_alarm(owner))
+    had_alarm = bool(monitor.alarm)
+    for audit in audits:
+        _add_to_monitor(monitor, audit)
+    alarm = monitor.alarm
+    if alarm and not had_alarm:
+        log.error("Alarm for gate %s: %s. All requests retrieve until the alarm is cleared.", arm.gate_spec, alarm)
+    for owner in owners_without_alarm:
+        key_alarm = monitor.get_alarm(owner)
+        if key_alarm not in ("", alarm):
+            log.error("Alarm for gate %s: %s. All requests of this API key retrieve.", arm.gate_spec, key_alarm)
+
+
+def _add_to_monitor(monitor: LossMonitor, audit: AuditRecord) -> None:
+    """Add a stored audit to the statistics of a gate, or discard them if the row says that the alarm was cleared."""
     if audit.kind == CLEARED:
         monitor.reset_loss()
-    if audit.kind == FAILED:
+    elif audit.kind == FAILED:
         monitor.add_failure()
-    if audit.kind != LOSS or audit.lost is None:  # audits that were made only for a label do not count
-        return
-    had_alarm, had_key_alarm = bool(monitor.alarm), bool(monitor.get_alarm(owner))
-    monitor.add_audit(audit.lost, owner)
-    if monitor.alarm and not had_alarm:
-        log.error("Alarm for gate %s: %s. All requests retrieve until the alarm is cleared.", gate, monitor.alarm)
-    elif monitor.get_alarm(owner) and not had_key_alarm:
-        log.error("Alarm for gate %s: %s. All requests of this API key retrieve.", gate, monitor.get_alarm(owner))
+    elif audit.kind == LOSS and audit.lost is not None:  # audits that were made only for a label do not count
+        monitor.add_audit(audit.lost, audit.owner or "")

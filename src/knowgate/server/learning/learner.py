@@ -13,6 +13,7 @@ from typing import Any
 from starlette.responses import Response
 
 from knowgate.core.files import sha256_text
+from knowgate.core.postgres.address import is_postgres_address
 from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
@@ -245,6 +246,8 @@ def build_learner(
         return None
     experiment = _build_experiment(settings, options, gate_service)
     labeler = HistoryLabeler(gate_service.rag, gate_service.rag.log)
+    if labeler.history is not None:
+        _warn_if_texts_are_not_shared(options)
     store = AuditStore(decisions) if decisions is not None else None
     answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
     asks_llm = options.audit_compare == "llm"
@@ -374,6 +377,17 @@ def _warn_if_constant(rag: AdaptiveRAG, options: ServeOptions) -> None:
             "scores questions, such as one that `knowgate fit question` or `knowgate fit judge` writes, with a threshold "
             "between 0 and 1.",
             describe_constant(rag.gate, rag.used_threshold),
+        )
+
+
+def _warn_if_texts_are_not_shared(options: ServeOptions) -> None:
+    """Warn if feedback that reaches another process than the one that answered cannot become a label."""
+    decisions = options.decisions or ""
+    has_other_processes = options.workers > 1 or is_postgres_address(decisions)
+    if decisions and has_other_processes and not options.keep_questions:
+        log.warning(
+            "Each server process remembers only the questions that it answered itself, so feedback that another process "
+            "receives adds no label. Set `keep_questions` to share the questions in the decision log."
         )
 
 
