@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from knowgate.data.history.entries import KnowledgeLabel
+from knowgate.data.signals.confidence import is_empty_draft
 from knowgate.errors import ArtifactError, BadSetting, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters import load_arbiter
@@ -19,7 +20,7 @@ from knowgate.pipeline.builder import build_arbiter
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import label_by_agreement
 from knowgate.training.arbiter import fit_arbiter
-from knowgate.types import DecisionNote, Gate, Passage, Signal, TextEvent
+from knowgate.types import Completion, DecisionNote, Gate, Passage, Signal, TextEvent, Token
 from tests.support.pairs_by_hand import Prefers, pair_run
 from tests.support.retrieval_fakes import build_bm25
 
@@ -85,6 +86,58 @@ def test_they_can_be_switched_off():
 
 def test_a_skipped_question_is_not_arbitrated():
     assert build(threshold=0.99).answer(LOST).choice is None
+
+
+# --- empty drafts and answers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", ["", " ", "\n"])
+def test_an_empty_draft_means_to_retrieve(draft):
+    rag = build_sure(draft, "it is green")
+    assert rag.decide(FOUND).need == 1.0
+    answer = rag.answer(FOUND)
+    assert (answer.text, answer.choice) == ("it is green", None)
+    assert answer.decision.reason == (
+        "the LLM may not know (need 100 %, threshold 50 %): its answer without passages is empty"
+    )
+    assert streamed(rag, FOUND) == "it is green"
+
+
+def test_an_empty_draft_does_not_count_for_a_gate_that_reads_none():
+    rag = build_sure("", "it is green").replace(gate=load_gate("never"), threshold=None)
+    assert not rag.decide(FOUND).retrieve
+
+
+def test_one_token_of_white_space_can_be_the_beginning_of_an_answer():
+    assert not is_empty_draft(Completion("\n", finished=False, n_tokens=1))
+    assert is_empty_draft(Completion("\n", finished=True, n_tokens=1))
+    assert is_empty_draft(Completion("", finished=False, n_tokens=20))  # a reasoning model at its token limit
+
+
+@pytest.mark.parametrize("open_book", ["", "\n"])
+def test_an_empty_answer_with_passages_gives_way_to_the_draft(open_book):
+    rag = build_sure("red", open_book, logprob=-2.0).replace(arbiter=Prefers(word="nothing"))
+    assert rag.answer(FOUND).text == "red"
+    assert streamed(rag, FOUND) == "red"
+
+
+def build_sure(closed, open_book, logprob=-0.001):
+    entry = {"closed": closed, "open": open_book, "when": "pinned", "logprob": logprob}
+    return AdaptiveRAG(SureModel({"badge": entry}), load_gate("logprob:mean"), SEARCH, threshold=0.5)
+
+
+class SureModel(FakeModel):
+    """A fake model whose empty drafts have a token that it is sure of, such as the end of the answer."""
+
+    def read(self, prompts, request):
+        end = (Token("<end>", -0.001),)
+        readings = super().read(prompts, request)
+        return [
+            replace(reading, draft=replace(reading.draft, tokens=end))
+            if reading.draft and reading.draft.is_empty
+            else reading
+            for reading in readings
+        ]
 
 
 # --- any arbiter ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.types import Arbiter, Belief, Signal
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
+from tests.server.test_forwarding import use_retriever
 
 
 class FixedArbiter(Arbiter):
@@ -115,6 +116,58 @@ def test_a_stream_that_abstains_is_replaced_by_its_draft(serve, stub, monkeypatc
         "arbiter": "rules",
         "reason": "the arbiter rules gives the answer from memory: the answer with passages says it cannot tell",
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("empty", ["", " ", "\n"])
+def test_an_empty_draft_is_not_the_reply(serve, stub, monkeypatch, empty, stream):
+    stub.sure, answers = -0.001, {True: "From the passages: 43.", False: empty}
+    monkeypatch.setattr(type(stub), "answer", lambda self, body: answers["<passages>" in str(body)])
+    address, _ = serve(gate="logprob:mean", change=use_arbiter(FixedArbiter(0.9)))
+    reply = ask(address, stream=stream)
+    answer = said(events(reply)) if stream else reply.json()["choices"][0]["message"]["content"]
+    report = events(reply)[0]["knowgate"] if stream else reply.json()["knowgate"]
+    assert answer == "From the passages: 43."
+    assert (report["retrieve"], report["need"], report["degraded"]) == (True, 1.0, [])
+    assert report["reason"].endswith("its answer without passages is empty")
+
+
+def test_an_empty_draft_is_not_the_reply_after_an_empty_search(serve, stub, monkeypatch):
+    stub.sure = -0.001
+    monkeypatch.setattr(type(stub), "answer", lambda self, body: "" if "logprobs" in body else "The second attempt.")
+    address, _ = serve(gate="logprob:mean", change=use_retriever(EmptyRetriever()))
+    reply = ask(address).json()
+    assert reply["choices"][0]["message"]["content"] == "The second attempt."
+    assert reply["usage"]["completion_tokens"] == 8  # of both calls
+    assert reply["knowgate"]["notes"] == ["nothing found"]
+
+
+class EmptyRetriever:
+    name, fingerprint = "empty", "empty"
+
+    def search(self, queries, k):
+        return [[] for _ in queries]
+
+
+@pytest.mark.parametrize("path", ["completions", "responses", "decide"])
+def test_an_empty_separate_draft_means_to_retrieve(serve, stub, monkeypatch, path):
+    stub.sure, stub.speaks = -0.001, True
+    monkeypatch.setattr(type(stub), "answer", lambda self, body: "43" if "<passages>" in str(body) else "")
+    address, _ = serve(gate="logprob:mean")
+    fields = {"completions": "prompt", "responses": "input", "decide": "question"}
+    reply = httpx.post(f"{address}/v1/{path}", json={"model": "m", fields[path]: UNKNOWN}, timeout=30)
+    assert reply.headers["x-knowgate-retrieve"] == "true"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("empty", ["", "\n"])
+def test_an_empty_answer_with_passages_is_replaced_by_the_draft(serve, stub, monkeypatch, empty, stream):
+    stub.sure, answers = -3.0, {True: empty, False: "The answer is 42."}
+    monkeypatch.setattr(type(stub), "answer", lambda self, body: answers["<passages>" in str(body)])
+    address, _ = serve(gate="logprob:mean", change=use_arbiter(FixedArbiter(0.1)))
+    reply = ask(address, stream=stream)
+    answer = said(events(reply)) if stream else reply.json()["choices"][0]["message"]["content"]
+    assert answer == "The answer is 42."
 
 
 def said(chunks):

@@ -169,10 +169,23 @@ def test_the_log_quotes_no_question_of_a_failed_search(serve, tmp_path, caplog):
     assert "Babakoland" not in caplog.text
 
 
-def test_the_log_quotes_no_reply_of_a_search_engine(serve, stub, caplog):
-    address, _ = serve(gate="always", docs=None, index=f"http:{stub.url}/echo")
-    assert ask(address).json()["knowgate"]["degraded"] == ["retriever"]
-    assert "answered with status 400" in caplog.text
+@pytest.mark.parametrize("upstream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "problem"), [("echo", "answered with status 400"), ("embeddings", "the response has no list of passages")]
+)
+def test_the_log_quotes_no_reply_of_a_search_engine(serve, stub, caplog, path, problem, upstream):
+    address, _ = serve(upstream=upstream, gate="always", docs=None, index=f"http:{stub.url}/{path}")
+    assert ask(address, model="knowgate").json()["knowgate"]["degraded"] == ["retriever"]
+    assert problem in caplog.text
+    assert "Babakoland" not in caplog.text
+
+
+def test_the_log_quotes_no_reply_of_a_search_engine_in_an_audit(serve, stub, tmp_path, caplog):
+    options = {"decisions": str(tmp_path / "d.db"), "audit": 1.0, "audit_budget": 1000}
+    address, _ = serve(upstream=False, gate="never", docs=None, index=f"http:{stub.url}/embeddings", options=options)
+    ask(address, model="knowgate")
+    until(lambda: "An audit failed" in caplog.text)
+    assert "the response has no list of passages" in caplog.text
     assert "Babakoland" not in caplog.text
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,8 +18,8 @@ from knowgate.models.backend import CLIENT
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
-from knowgate.server.json_api import ApiError, count_json_values, parse_json_object
-from knowgate.server.load_limits import FairLock, RequestSlots, UploadBudget
+from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, count_json_values, parse_json_object
+from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, FairLock, RequestSlots, UploadBudget
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_circuit_breaker import use_parts
@@ -43,13 +44,22 @@ def test_request_slots_are_limited_per_client_and_in_total():
     assert (slots.count, dict(slots.count_by_client)) == (3, {"a": 1, "b": 1, "c": 1})
 
 
-def test_unfinished_bodies_share_a_budget_of_memory():
-    budget = UploadBudget(10)
-    budget.reserve(8)
+def test_one_client_can_use_half_of_the_memory_for_unfinished_bodies():
+    budget = UploadBudget(largest_body=MAX_UNFINISHED_BYTES)
+    half = MAX_UNFINISHED_BYTES
+    budget.reserve("a", half)
     with pytest.raises(ApiError, match="at once"):
-        budget.reserve(3)
-    budget.reserve(-8)
-    budget.reserve(10)
+        budget.reserve("a", 1)
+    budget.reserve("b", half)
+    with pytest.raises(ApiError, match="at once"):
+        budget.reserve("c", 1)
+    budget.reserve("a", -half)
+    budget.reserve("c", half)
+    assert budget.bytes_by_client == {"b": half, "c": half}
+
+
+def test_the_default_memory_for_unfinished_bodies_is_256_mb():
+    assert UploadBudget(largest_body=4 << 20).max_bytes == 256 << 20
 
 
 def test_unfinished_bodies_of_one_key_do_not_block_another_key(serve, tmp_path):
@@ -70,6 +80,32 @@ def test_unfinished_bodies_of_one_key_do_not_block_another_key(serve, tmp_path):
     for connection in connections:
         connection.close()
     assert statuses == [200, 429]
+
+
+def test_large_unfinished_bodies_of_some_keys_do_not_block_small_ones_of_another(serve, tmp_path):
+    first, second, other = (add_key(tmp_path / "keys.json", name) for name in ("first", "second", "other"))
+    address, app = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    budget = app.state.service.upload_budget
+    budget.max_bytes = 400_000
+    size = LARGE_BODY_BYTES + budget.max_bytes // 2
+    with ExitStack() as connections:
+        for count, key in enumerate((first, second), 1):
+            connections.enter_context(_send_unfinished(address, key, size))
+            until(lambda count=count: budget.bytes_by_client.total() == count * budget.max_bytes // 2)
+            assert _post(address, key, CHAT + f'"{"x" * 70_000}"}}').status_code == 429
+            large_status = _post(address, other, CHAT + f'"{"x" * 70_000}"}}').status_code
+            assert large_status == (200 if count == 1 else 429)
+            assert _post(address, other, CHAT + f'"{"x" * 60_000}"}}').status_code == 200
+    until(lambda: not budget.bytes_by_client)
+
+
+def _send_unfinished(address, key, size):
+    """Send `size` bytes of a body that is announced as longer, and return the connection."""
+    parts = urlsplit(address)
+    connection = socket.create_connection((parts.hostname, parts.port))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    connection.sendall(f"{head}Content-Length: {size + 10}\r\n\r\n".encode() + b"x" * size)
+    return connection
 
 
 def _post(address, key, content):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from knowgate.data.signals.confidence import has_distinct_logits
+from knowgate.data.signals.confidence import EMPTY_DRAFT_NEED, has_distinct_logits, is_empty_draft
 from knowgate.errors import UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
-from knowgate.gates.arbiters.arbitration import choose_answers
+from knowgate.gates.arbiters.arbitration import accepts_beginning, choose_answers
 from knowgate.gates.artifacts.drift import FAR_DISTANCE
 from knowgate.gates.baselines import AlwaysGate, ConstantGate, NeverGate
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
@@ -24,32 +25,43 @@ from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, Read
 from knowgate.types.protocols import AnswerPair, Arbiter, Model, PassageFilter, Reranker, Retriever
 
 MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
+EMPTY_DRAFT_REASON = "its answer without passages is empty"
 
 
 # --- before retrieval -----------------------------------------------------------------------------
 
 
 def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
-    """Let the gate decide on each question, and store the decisions. A need above the threshold means to retrieve."""
+    """Let the gate decide on each question, and store the decisions.
+
+    A need above the threshold means to retrieve. If the gate reads a draft and the draft is empty, the need is 1.
+    """
     questions = [state.question for state in states]
     readings = [state.reading for state in states]
     scores = score_with_raw(gate, questions, readings)
     explanations, rounds = _get_explanations_and_rounds(gate, questions, readings)
     distances = measure_distances(gate, questions, readings)
     for i, state in enumerate(states):
-        need = scores.needs[i]
+        need, explanation = scores.needs[i], explanations[i]
+        if _lacks_draft(gate, state.reading):
+            need, explanation = EMPTY_DRAFT_NEED, EMPTY_DRAFT_REASON
         state.max_rounds = min(rounds[i], MAX_ROUNDS)
         state.decision = Decision(
             retrieve=need > threshold,
             need=need,
             threshold=threshold,
             gate=gate.name,
-            reason=_explain_decision(gate, need, threshold, explanations[i]),
+            reason=_explain_decision(gate, need, threshold, explanation),
             neighbors=state.reading.neighbors.get(gate.name, ()),
             raw=scores.raw[i] if scores.raw else None,
             distance=distances[i],
         )
         _note_doubts(state, state.decision)
+
+
+def _lacks_draft(gate: Gate, reading: Reading) -> bool:
+    """Return whether a gate that reads drafts got an empty one."""
+    return gate.request.draft_tokens > 0 and reading.draft is not None and is_empty_draft(reading.draft)
 
 
 def _get_explanations_and_rounds(
@@ -168,12 +180,16 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark answers that the arbiter may replace by the draft. `may_show` says when they can be streamed."""
+    """Mark answers that the arbiter may replace by the draft. An empty draft cannot replace an answer.
+
+    `may_show` says when such an answer can be streamed.
+    """
     if arbiter is None:
         return
     for state in states:
-        if state.reading.draft is not None and is_complete_draft(state.reading.draft, max_tokens):
-            state.may_show = arbiter.accepts_beginning
+        draft = state.reading.draft
+        if draft is not None and not draft.is_empty and is_complete_draft(draft, max_tokens):
+            state.may_show = partial(accepts_beginning, arbiter)
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:

@@ -18,7 +18,8 @@ from knowgate.errors import BadInput
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
 MAX_JSON_VALUES = 50_000  # maximum number of values in a request on which a gate decides
-LARGE_BODY_BYTES = 64 << 10  # a larger body is parsed in a thread, so that other requests do not wait for it
+# A larger body is parsed in a thread, so that other requests do not wait for it, and its memory is reserved.
+LARGE_BODY_BYTES = 64 << 10
 JSON_SEPARATORS = (b",", b"[", b"{")
 load_json = partial(json.loads, object_hook=keep_object)  # lets other threads run, unlike `json.loads`
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -115,8 +116,8 @@ async def read_body(
         request: The request.
         max_bytes: Maximum size of the body.
         timeout: Maximum seconds until the whole body has arrived.
-        reserve: Reserves memory: called with the size of each part that arrives, and at the end with the negative sum of
-            these sizes. It can raise an ApiError to reject the request.
+        reserve: Reserves memory for a large body: called with the size of each part that arrives after the first
+            `LARGE_BODY_BYTES`, and at the end with the negative sum. It can raise an ApiError to reject the request.
 
     Raises:
         ApiError: 413 if the body is larger than `max_bytes`, 408 if it takes longer than `timeout` seconds, 400 if the
@@ -127,19 +128,22 @@ async def read_body(
     if content_length.isdigit() and int(content_length[:20]) > max_bytes:  # Python rejects numbers of many digits
         raise too_large
     body = bytearray()
+    reserved_bytes = 0
     try:
         async with asyncio.timeout(timeout):
             async for chunk in request.stream():
                 if len(body) + len(chunk) > max_bytes:
                     raise too_large
-                reserve(len(chunk))
+                large_bytes = max(0, len(body) + len(chunk) - LARGE_BODY_BYTES)
+                reserve(large_bytes - reserved_bytes)
+                reserved_bytes = large_bytes
                 body += chunk
     except TimeoutError:
         raise ApiError(408, f"the request body did not arrive within {timeout:g} seconds.", "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the client disconnected before the whole request had arrived.") from None
     finally:
-        reserve(-len(body))
+        reserve(-reserved_bytes)
     return bytes(body)
 
 

@@ -128,7 +128,7 @@ class BreakersByKey:
         return "half-open" if "half-open" in states else "closed"
 
 
-MAX_UNFINISHED_BYTES = 256 << 20  # maximum bytes of all request bodies that have not arrived completely
+MAX_UNFINISHED_BYTES = 256 << 20  # bytes of all large request bodies that have not arrived completely
 UPLOAD_FACTOR = 8  # unfinished bodies of all clients, as a multiple of those of one client
 
 
@@ -176,21 +176,29 @@ class RequestSlots:
 
 
 class UploadBudget:
-    """Limit on the memory for incomplete request bodies of all clients."""
+    """Limit on the memory for incomplete request bodies. One client can use half of it.
 
-    def __init__(self, max_bytes: int = MAX_UNFINISHED_BYTES):
-        self.max_bytes = max_bytes
-        self.used_bytes = 0
+    Args:
+        largest_body: Maximum size of a body, in bytes. The half of a client has room for at least one such body.
+    """
 
-    def reserve(self, size: int) -> None:
-        """Reserve memory for a part of a body. Pass a negative size to free it.
+    def __init__(self, largest_body: int):
+        self.max_bytes = max(MAX_UNFINISHED_BYTES, 2 * largest_body)
+        self.bytes_by_client: Counter[str] = Counter()
+
+    def reserve(self, client: str, size: int) -> None:
+        """Reserve memory for a part of a client's body. Pass a negative size to free it.
 
         Raises:
-            ApiError: 429 if the budget is used up.
+            ApiError: 429 if the budget, or the client's half of it, is used up.
         """
-        if size > 0 and self.used_bytes + size > self.max_bytes:
+        is_client_full = self.bytes_by_client[client] + size > self.max_bytes // 2
+        is_full = self.bytes_by_client.total() + size > self.max_bytes
+        if size > 0 and (is_client_full or is_full):
             raise ApiError(429, "too many large requests arrive at once. Try again in a second.", "busy")
-        self.used_bytes += size
+        self.bytes_by_client[client] += size
+        if not self.bytes_by_client[client]:
+            del self.bytes_by_client[client]
 
 
 def identify_client(request: Request, key: ApiKey | None) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -67,7 +68,6 @@ class Service:
     learner: TrafficLearner | None = field(init=False, default=None)
     snapshot: MetricsSnapshot = field(init=False, default_factory=MetricsSnapshot)
     spans: RequestSpans | None = field(init=False, default=None)
-    upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
         """Create the components enabled by the options. Only `start_learning` creates the learner."""
@@ -76,6 +76,7 @@ class Service:
         max_per_client = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
         self.active_requests = RequestSlots(options.waiting, max_per_client)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
+        self.upload_budget = UploadBudget(options.largest_body)
         self._parser_lock = asyncio.Lock()
         self._deletion_lock = load_limits.FairLock()
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
@@ -236,9 +237,10 @@ class Service:
             ApiError: 408, 413 or 429 if the body is too slow or too large, or if too many bodies arrive at once.
         """
         timeout = min(BODY_TIMEOUT_SECONDS, self.options.deadline / 2)
+        reserve = partial(self.upload_budget.reserve, client)
         with self.unfinished_bodies.hold(client):
             request.state.body = await json_api.read_body(
-                request, max_bytes=self.options.largest_body, timeout=timeout, reserve=self.upload_budget.reserve
+                request, max_bytes=self.options.largest_body, timeout=timeout, reserve=reserve
             )
 
     async def read_request(self, request: Request, max_values: int = json_api.MAX_JSON_VALUES) -> dict[str, Any]:

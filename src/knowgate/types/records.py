@@ -137,6 +137,11 @@ class Completion:
     finished: bool = True
     n_tokens: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the text is empty or white space. Reasoning models return such answers at a low token limit."""
+        return not self.text.strip()
+
 
 @dataclass(frozen=True)
 class Sampling:

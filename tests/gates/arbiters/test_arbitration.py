@@ -6,7 +6,7 @@ import pytest
 
 from knowgate.errors import BadSetting, ModelError, UnknownName
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.arbitration import choose_answers, compute_beliefs
+from knowgate.gates.arbiters.arbitration import accepts_beginning, choose_answers, compute_beliefs
 from knowgate.types import Arbiter, Belief
 from tests.support.pairs_by_hand import Prefers, both
 
@@ -38,6 +38,34 @@ def test_the_answer_believed_more_is_given_with_its_reason():
     assert choice.reason == (
         "the arbiter says gives the answer from memory: right with probability 0.70 from memory, 0.40 with passages"
     )
+
+
+@pytest.mark.parametrize(
+    ("closed", "open_book", "given"), [("", "Rome", "Rome"), ("\n", "Rome", "Rome"), ("Paris", " ", "Paris")]
+)
+def test_an_empty_answer_is_never_chosen_and_the_arbiter_is_not_called(closed, open_book, given):
+    asked: list[str] = []
+    [choice] = choose_answers(Prefers(asked=asked), [both(closed, open_book)])
+    assert (choice.closed if choice.is_closed_book else choice.open) == given
+    assert choice.reason.endswith("is empty")
+    assert asked == []
+
+
+def test_the_rules_prefer_an_abstention_to_an_empty_answer():
+    [choice] = choose_answers(load_arbiter("rules"), [both("I don't know.", "")])
+    assert choice.is_closed_book
+
+
+def test_two_empty_answers_agree():
+    [choice] = choose_answers(Says(), [both("", "\n")])
+    assert not choice.is_closed_book
+    assert choice.open_probability is None
+
+
+def test_white_space_is_not_streamed_before_the_choice():
+    hasty = Says()
+    hasty.accepts_beginning = lambda beginning: True
+    assert [accepts_beginning(hasty, beginning) for beginning in ("", " \n", " P")] == [False, False, True]
 
 
 def test_equal_beliefs_choose_the_answer_with_passages():

@@ -88,6 +88,28 @@ def test_an_invalid_response_names_the_url_and_the_expected_format(reply: object
         retriever(answering(reply)).search(["q"], 2)
 
 
+@pytest.mark.parametrize(
+    "reply", [{"error": "no hits", "query": "Is Ms Miller ill?"}, "<p>Nothing found for Ms Miller"]
+)
+def test_the_short_form_of_an_error_does_not_quote_the_response(reply: object):
+    with pytest.raises(ServerError, match="Miller") as error:
+        retriever(answering(reply)).search(["q"], 2)
+    assert error.value.brief == (
+        "the search server https://search.example/find returned an invalid response: the response has no list of passages"
+    )
+
+
+def test_a_repeated_passage_is_returned_once():
+    rows = [("a", "x", 3), ("a", "x", 2), ("a", "y", 2), ("b", "x", 1)]
+    reply = [{"id": id, "text": text, "score": score} for id, text, score in rows]
+    (found,) = retriever(answering(reply)).search(["q"], 3)
+    assert [(passage.id, passage.text, passage.score) for passage in found] == [
+        ("a", "x", 3),
+        ("a", "y", 2),
+        ("b", "x", 1),
+    ]
+
+
 @pytest.mark.parametrize("padding", [0, 60])
 def test_an_error_does_not_show_a_login_that_the_server_repeats(padding: int):
     echo = answering({"error": padding * "x" + "hunter22hunter22"})

@@ -44,6 +44,12 @@ def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]],
     return min(1.0, max(0.0, 1 - value))
 
 
+def is_empty_draft(draft: Completion) -> bool:
+    """Return whether a draft has no text. One token of white space does not count: it can be a beginning."""
+    can_continue = not draft.finished and draft.n_tokens == 1
+    return draft.is_empty and not can_continue
+
+
 def first_probability(tokens: Sequence[Token]) -> float:
     """Return the probability of the first token."""
     return math.exp(tokens[0].logprob)

@@ -40,7 +40,7 @@ CHINESE_PHRASES = (
 )  # fmt: skip
 ABSTENTION_REASON = "the answer with passages says it cannot tell"
 OPEN_BOOK_REASON = "it is replaced only if it alone says that it cannot tell"
-NEUTRAL_BELIEF = 0.5
+NEUTRAL_BELIEF = 0.5  # probability of an answer that is not judged
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Choice between the closed-book and the open-book answer: the one that the arbiter finds more likely to be right.
 
-If the two answers agree, the arbiter is not called and the open-book answer is given.
+If the two answers agree, the arbiter is not called and the open-book answer is given. If one of them is empty, the
+other one is given.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 from knowgate.data.signals.samples import canonical_answer
 from knowgate.errors import ModelError
+from knowgate.gates.arbiters.abstention import NEUTRAL_BELIEF
 from knowgate.gates.scoring import wrap_plugin_errors
-from knowgate.types import AnswerPair, Arbiter, ArbiterChoice, Belief
+from knowgate.types import AnswerPair, Arbiter, ArbiterChoice, Belief, Completion
 
 
 def answers_agree(pair: AnswerPair) -> bool:
@@ -23,18 +25,33 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
     """Ask an arbiter how probably each of two answers is right.
 
     Returns:
-        One belief per pair of answers; None for pairs that agree, about which the arbiter is not asked.
+        One belief per pair of answers; None for pairs that agree. The arbiter is asked neither about these nor about
+        pairs with an empty answer.
 
     Raises:
         ModelError: The arbiter did not return one belief per pair, or returned numbers outside [0, 1].
     """
-    beliefs: list[Belief | None] = [None] * len(answers)
-    different = [index for index, pair in enumerate(answers) if not answers_agree(pair)]
-    if different:
-        estimated = _estimate(arbiter, [answers[index] for index in different])
-        for index, belief in zip(different, estimated, strict=True):
+    beliefs = [_reject_empty_answer(pair) for pair in answers]
+    uncertain = [index for index, pair in enumerate(answers) if beliefs[index] is None and not answers_agree(pair)]
+    if uncertain:
+        estimated = _estimate(arbiter, [answers[index] for index in uncertain])
+        for index, belief in zip(uncertain, estimated, strict=True):
             beliefs[index] = belief
     return beliefs
+
+
+def _reject_empty_answer(pair: AnswerPair) -> Belief | None:
+    """Return that the answer with text is better, if the other one is empty. Otherwise return None."""
+    if pair.closed.is_empty == pair.open.is_empty:
+        return None
+    if pair.open.is_empty:
+        return Belief(closed=NEUTRAL_BELIEF, open=0.0, reason="the answer with passages is empty")
+    return Belief(closed=0.0, open=NEUTRAL_BELIEF, reason="the answer from memory is empty")
+
+
+def accepts_beginning(arbiter: Arbiter, beginning: str) -> bool:
+    """Return whether an answer with this beginning can be streamed, because the arbiter will choose it."""
+    return not Completion(beginning).is_empty and arbiter.accepts_beginning(beginning)
 
 
 def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:

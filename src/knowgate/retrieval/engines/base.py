@@ -258,10 +258,12 @@ class EngineRetriever(ABC):
         passages = [passage for passage in converted if passage is not None]
         if hits and not passages:
             hit = hits[0]
+            brief = f"{self._description} returned no record with a text in the field '{self.fields.text}'"
             raise AdapterError(
                 f"{self._description} returned record '{redact_message(str(hit.id))}' without a text in the field "
                 f"'{self.fields.text}'. Its fields are: {', '.join(sorted(map(str, hit.record))) or 'none'}. Add the name of "
-                "the text field to the address: ?text=FIELD"
+                "the text field to the address: ?text=FIELD",
+                brief=brief,
             )
         return passages
 

@@ -97,7 +97,7 @@ class HttpRetriever:
 
 
 def parse_search_response(body: bytes, server: str, redact: Callable[[str], str] = redact_message) -> list[Passage]:
-    """Return the passages in the response of a search server, in its order.
+    """Return the passages in the response of a search server, in its order. Repeated ones are left out.
 
     Args:
         body: The body of the response: a JSON list of passages, or an object with such a list.
@@ -110,11 +110,15 @@ def parse_search_response(body: bytes, server: str, redact: Callable[[str], str]
     try:
         value = parse_json_response(body, "it")
         items = value if isinstance(value, list) else _find_list(value)
-        return [_parse_passage(item, f"passage {number}") for number, item in enumerate(items)]
+        passages = [_parse_passage(item, f"passage {number}") for number, item in enumerate(items)]
     except (RejectionError, ValueError) as error:
         excerpt = redact(body[:MAX_EXCERPT_BYTES].decode(errors="replace"))[:EXCERPT_CHARS]
-        problem = f"{str(error).rstrip('.')}: '{excerpt}'"
-        raise RejectionError(f"{server} returned an invalid response: {problem}. {_EXPECTED_FORMAT}") from None
+        brief = f"{server} returned an invalid response: {str(error).rstrip('.')}"  # for logs, so without the excerpt
+        raise RejectionError(f"{brief}: '{excerpt}'. {_EXPECTED_FORMAT}", brief=brief) from None
+    unique: dict[tuple[str, str], Passage] = {}
+    for passage in passages:
+        unique.setdefault((passage.id, passage.text), passage)
+    return list(unique.values())
 
 
 def _find_list(value: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.server.chat.gate_service import describe_error
 from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler, label_by_agreement
@@ -274,7 +275,9 @@ class Auditor:
             try:
                 await self._audit(job)
             except Exception as error:  # noqa: BLE001 - the next audit may succeed
-                log.warning("An audit failed: %s", str(error) or type(error).__name__)
+                # The whole message of a KnowgateError can quote the question.
+                reason = str(error) if isinstance(error, ApiError) else describe_error(error, self.answerer.timeout)
+                log.warning("An audit failed: %s", reason)
                 await self._store_failure(job)
             self.budget.release(job.trace.owner, self.calls_per_audit - job.call_count)
             self.pending_count -= 1

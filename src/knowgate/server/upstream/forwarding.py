@@ -18,7 +18,8 @@ from aiohttp.client_exceptions import ClientError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from knowgate.gates.arbiters.arbitration import choose_answers
+from knowgate.data.signals.confidence import is_empty_draft
+from knowgate.gates.arbiters.arbitration import accepts_beginning, choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server import streaming
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
@@ -158,7 +159,7 @@ class UpstreamForwarder:
 
         Returns:
             The response: the draft if the gate skips retrieval or the LLM called a tool, or an error of the upstream.
-            None if passages must be retrieved. Then `request.draft` is the draft, unless the upstream refused it.
+            None if passages must be retrieved. Then `request.draft` is the draft, unless it is empty or was refused.
         """
         trace = request.trace
         reader: Gate | Arbiter = rag.bound_gate
@@ -176,10 +177,18 @@ class UpstreamForwarder:
         decision = trace.decision or await self.gate_service.decide(rag, question, draft.completion, trace)
         if not decision.retrieve or rag.retriever is None:
             return await _make_draft_response(self.upstream, draft, request)
-        if draft.has_ended and rag.bound_arbiter is not None:
+        await self._keep_draft(request, draft, rag.bound_arbiter)
+        return None
+
+    async def _keep_draft(self, request: ForwardedRequest, draft: UpstreamDraft, arbiter: Arbiter | None) -> None:
+        """Keep a draft that may still be sent after the search. Of an empty one, only the tokens are counted."""
+        if draft.completion is not None and is_empty_draft(draft.completion):
+            request.trace.extra_usage = await drafts.measure_draft(draft, request.upstream_body)
+            draft.response.close()
+            return
+        if draft.has_ended and arbiter is not None:
             await draft.read_to_end()  # the arbiter compares complete answers only
         request.draft = draft
-        return None
 
     async def _handle_refused_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, reader: Gate | Arbiter, response: aiohttp.ClientResponse
@@ -233,7 +242,7 @@ class UpstreamForwarder:
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
     ) -> Response:
         """Request the answer with passages. Send this answer or the draft, by choice of the arbiter."""
-        read_stream = partial(drafts.read_until, is_enough=arbiter.accepts_beginning)
+        read_stream = partial(drafts.read_until, is_enough=partial(accepts_beginning, arbiter))
         answer = await self.request_answer(request, arbiter, "answer", read_stream)
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
