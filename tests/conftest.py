@@ -52,17 +52,25 @@ if os.environ.get("KNOWGATE_FAST_TESTS"):  # make test-fast; tools/slow_tests.py
     collect_ignore += Path(__file__).with_name("slow_files.txt").read_text(encoding="utf-8").split()
 
 LONGEST_FILES = (
-    "test_docs.py",
-    "test_ray_runner.py",
     "test_processes.py",
+    "test_ray_runner.py",
+    "test_docs.py",
+    "test_lora.py",
+    "test_contract.py",
     "test_results.py",
     "test_policy_benchmark.py",
-    "test_lora.py",
     "test_gain_gate.py",
     "test_postgres.py",
-    "test_kbm.py",
-    "test_answer_judge.py",
+    "test_reranker_fit.py",
+    "test_failures.py",
+    "test_fusion_fit.py",
+    "test_policy_judges.py",
     "test_first_run.py",
+    "test_learning.py",
+    "test_kbm.py",
+    "test_probe_fit.py",
+    "test_search.py",
+    "test_answer_judge.py",
 )
 # Caches of hundreds of megabytes, which are emptied at the end of each file: label runs of tables, and parsed sources.
 LARGE_CACHES = {

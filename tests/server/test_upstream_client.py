@@ -78,8 +78,10 @@ class ClosingUpstream:
     def answer(self, connection, number):
         with connection, connection.makefile("rb") as file:
             for count in itertools.count():
-                lines = list(iter(file.readline, b"\r\n"))
-                if not lines or b"" in lines:
+                lines = list(
+                    itertools.takewhile(lambda line: line.strip(), file)
+                )  # the end of the connection ends it, too
+                if not lines:
                     return
                 length = next((int(line.split()[1]) for line in lines if line.lower().startswith(b"content-length")), 0)
                 self.requests.append((number, json.loads(file.read(length) or b"null")))
