@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import httpx
 import pytest
+from aiohttp import web
 from starlette.datastructures import Headers
 
 import knowgate as kg
@@ -15,6 +16,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.upstream.client import UpstreamClient
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
+from tools.stub_upstream import Stub
 
 
 def test_an_upstream_that_sends_no_first_byte_in_time_is_504(serve, stub):
@@ -155,3 +157,23 @@ def test_a_login_in_the_url_is_sent_as_a_header_and_not_with_the_key_of_the_clie
     headers = client._build_headers(Headers({"authorization": "Bearer sk-client"}))
     assert headers["Authorization"] == "Basic bWU6c2VjcmV0"
     assert client.url == "http://127.0.0.1:1/v1"
+
+
+@pytest.fixture
+def models_by_key(monkeypatch):
+    """An upstream that lists to each client its own models."""
+
+    async def models(stub, request):
+        name = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return web.json_response({"data": [{"id": f"model-of-{name}"}]})
+
+    monkeypatch.setattr(Stub, "models", models)
+
+
+def test_each_client_with_its_own_key_gets_the_first_of_its_own_models(models_by_key, serve, stub):
+    address, app = serve(gate="never")
+    body = {"model": "knowgate", "messages": [{"role": "user", "content": UNKNOWN}]}
+    for name in ("alice", "bob", "alice"):
+        httpx.post(f"{address}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {name}"}, timeout=30)
+    assert [sent["model"] for sent in stub.bodies] == ["model-of-alice", "model-of-bob", "model-of-alice"]
+    assert app.state.service.model_label == f"the LLM at {stub.url}"

@@ -35,6 +35,7 @@ FORWARDED_RESPONSE_HEADERS = ("content-type", "retry-after", "x-request-id", "op
 FORWARDED_REQUEST_HEADERS = ("openai-beta", "x-request-id", "traceparent", "tracestate")
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")  # forwarded together with the API key of the client
 MAX_CONNECTIONS = 256
+MAX_ACCOUNTS = 1_000  # accounts of the upstream for which a default model is cached
 MAX_STATUS = 599
 MAX_INTERIM_RESPONSES = 100
 # Headers, chunk sizes, chunk extensions and trailers may be this large, and this many times as large as the body.
@@ -132,7 +133,7 @@ class UpstreamClient:
         longest = DEADLINE_SHARE * options.deadline
         self._first_byte_timeout = min(options.first_byte_seconds or longest, longest)
         self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by `reuses_connections`
-        self.default_model: str | None = None
+        self._default_models: dict[tuple[str, ...], str] = {}  # by account: an upstream may list other models to others
 
     async def close(self) -> None:
         """Close all connections."""
@@ -275,19 +276,32 @@ class UpstreamClient:
             return []
         return [model for model in models if isinstance(model, dict)]
 
+    @property
+    def default_model(self) -> str | None:
+        """The default model for requests with this server's own login, if it is known."""
+        return self._default_models.get(self._get_account(Headers()))
+
+    def _get_account(self, headers: Headers) -> tuple[str, ...]:
+        """Return the headers by which the upstream knows whose request it is."""
+        sent = self._build_headers(headers)
+        return tuple(sent.get(name, "") for name in ("Authorization", *ACCOUNT_HEADERS))
+
     async def get_default_model(self, headers: Headers) -> str:
-        """Return the first model in the list of the upstream. The name is cached.
+        """Return the first model in the list of the upstream. The name is cached for each account.
 
         Raises:
             ApiError: 404 if the upstream lists no models.
         """
-        if self.default_model is None:
+        account = self._get_account(headers)
+        if account not in self._default_models:
             names = [model.get("id") for model in await self.list_models(headers)]
             if not names or not isinstance(names[0], str):
                 advice = "Set the field `model` of the request, or `upstream_model` on the server."
                 raise ApiError(404, f"the upstream lists no models. {advice}", "model_not_found")
-            self.default_model = names[0]
-        return self.default_model
+            if len(self._default_models) == MAX_ACCOUNTS:
+                self._default_models.clear()
+            self._default_models[account] = names[0]
+        return self._default_models[account]
 
 
 def _find_proxy(url: str) -> dict[str, Any]:
