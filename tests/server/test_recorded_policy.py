@@ -111,14 +111,25 @@ def test_a_server_loads_the_models_of_a_gate_before_the_first_request(serve, pol
     assert scored == [1, 1]
 
 
-def test_a_policy_does_not_decide_for_another_llm_that_a_request_names(serve, stub, policy):
+@pytest.mark.parametrize("path", ["chat/completions", "decide"])
+def test_a_policy_does_not_decide_for_another_llm_that_a_request_names(serve, stub, policy, path):
     address, _ = serve(gate=str(policy), options={"upstream_model": "my-llm"})
 
     def report(model):
         body = {"model": model, "messages": [{"role": "user", "content": UNKNOWN}]}
-        return httpx.post(f"{address}/v1/chat/completions", json=body).json()["knowgate"]
+        reply = httpx.post(f"{address}/v1/{path}", json=body).json()
+        return reply.get("knowgate", reply)
 
     assert report("my-llm")["degraded"] == report("knowgate")["degraded"] == []
     other = report("other-llm")
     assert (other["retrieve"], other["degraded"]) == (True, ["stale calibration"])
     assert "fitted on openai:my-llm, not on the LLM 'other-llm'" in other["reason"]
+
+
+@pytest.mark.parametrize("path", ["completions", "decide"])
+def test_a_separate_draft_comes_from_the_llm_that_the_request_names(serve, stub, path):
+    address, _ = serve(gate="logprob:first", options={"upstream_model": "my-llm"})
+    question = {"prompt": UNKNOWN} if path == "completions" else {"question": UNKNOWN}
+    for model in ("other-llm", "knowgate"):
+        httpx.post(f"{address}/v1/{path}", json={"model": model, **question})
+    assert [body["model"] for body in stub.bodies if "messages" in body] == ["other-llm", "my-llm"]

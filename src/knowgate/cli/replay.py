@@ -68,17 +68,16 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
 
     Everything is compared with always retrieving. On a label run, the risk is the share of correct answers lost. A log
     has no correct answers. There, the risk is the share of questions with different answers with and without passages.
-    The risk is unknown if fewer than 100 skipped questions have both answers, or fewer than 100 (or all) of those that the
-    log retrieved for.
+    The risk is unknown if fewer than 100 skipped questions (or of those that the log retrieved for) have both answers.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
     thresholds = parse_thresholds(options.thresholds)
     logged = read_traffic(log, options, options.arm)
     names = name_thresholds(logged, options.gate)
-    thresholds += names  # the keys, which are thresholds
     if logged.constant_decision:  # the gate has no threshold that could be changed
-        thresholds = list(names) or [ALWAYS_THRESHOLD]
+        thresholds = []
+    thresholds = [*thresholds, *names] or [ALWAYS_THRESHOLD]  # the keys of `names` are thresholds
     traffic = replay.Traffic(logged.events)
     results = replay.replay_traffic(traffic, thresholds, prices)
     if options.as_json:
@@ -96,10 +95,7 @@ def _print_replay_caveats(logged: LoggedTraffic, results: Sequence[replay.Replay
     if logged.constant_decision:
         inform("So no other thresholds are shown. To compare some, serve with a gate that scores questions.")
     elif any(not result.has_evidence for result in results):
-        inform(
-            f"A risk is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers, or fewer than "
-            f"{replay.MIN_KNOWN_QUESTIONS} (or all) of those that the log retrieved for."
-        )
+        inform("A risk is unknown if too few skipped questions have both answers (knowgate replay --help).")
         inform("Do not choose such a threshold. First collect more answers: knowgate serve --shadow --audit 1")
 
 

@@ -146,10 +146,7 @@ class RerankRequest(ApiRequest):
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback on the decision `id`: a rating, or as `correction` the right answer.
-
-    A blank correction counts as none.
-    """
+    """Body of POST /v1/feedback on the decision `id`: a rating, or as `correction` the right answer (blank: none)."""
 
     id: str
     rating: Literal["up", "down"] | None = None

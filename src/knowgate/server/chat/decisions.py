@@ -20,7 +20,7 @@ from knowgate.pipeline.answer_json import decision_record
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService, describe_error
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
-from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
+from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions, is_knowgate_model
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
@@ -53,6 +53,8 @@ async def decide_questions(
     """
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
+    if forwarder is not None and request.model is not None and not is_knowgate_model(request.model):
+        trace.model_name = request.model[:200]
     await _check_lengths(gate_service, request.questions or ())
     questions = await asyncio.to_thread(_read_questions, rag, request)
     records = []
@@ -143,7 +145,7 @@ async def _request_draft(
     forwarder: UpstreamForwarder, rag: AdaptiveRAG, question: Question, headers: Headers, trace: RequestTrace
 ) -> Completion | None:
     """Ask the upstream for a draft (answer without passages). None if it refuses. The trace gets the token counts."""
-    model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
+    model = trace.model_name or forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
     messages = [{"role": "user", "content": question.text}]
     body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
     answer = await forwarder.request_answer(ForwardedRequest(body, b"", headers, trace), rag.bound_gate, "draft")
