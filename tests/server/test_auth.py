@@ -1,11 +1,14 @@
 """API keys and access control."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 import knowgate as kg
+from knowgate.server.auth import api_keys
 from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
 from knowgate.server.entrypoint import run_server
 from knowgate.server.options import ServeOptions
@@ -47,6 +50,22 @@ def test_the_key_file_contains_only_hashes(tmp_path):
         add_key(file, "app")
     with pytest.raises(kg.KnowgateError, match="no API key named 'other'"):
         revoke_key(file, "other")
+
+
+def test_keys_that_are_changed_at_the_same_time_are_all_stored(tmp_path, monkeypatch):
+    file = tmp_path / "keys.json"
+    add_key(file, "old")
+
+    def read_slowly(path):
+        keys = read_keys(path)
+        time.sleep(0.05)
+        return keys
+
+    monkeypatch.setattr(api_keys, "read_keys", read_slowly)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(revoke_key, file, "old")
+        list(pool.map(lambda name: add_key(file, name), "abc"))
+    assert {key.name for key in read_keys(file)} == {"a", "b", "c"}
 
 
 def test_a_server_without_keys_listens_only_on_loopback(invented):

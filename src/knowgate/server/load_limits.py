@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from starlette.requests import Request
 
 from knowgate.core.http_client import request_deadline
 from knowgate.core.stop_flag import open_stoppable_context
-from knowgate.models.backend import TurnQueue
+from knowgate.models.backend import CLIENT, TurnQueue
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.json_api import ApiError
 
@@ -319,36 +320,49 @@ async def limit_time(timeout: float) -> AsyncIterator[None]:
 
 
 class FairLock:
-    """An asyncio lock for which API keys take turns. The context variable `CLIENT` names the key."""
+    """An asyncio lock for which API keys take turns. The context variable `CLIENT` names the key.
 
-    def __init__(self) -> None:
-        self._is_held = False
+    Args:
+        places: Number of tasks that can hold the lock at once. One key gets at most half of several places.
+    """
+
+    def __init__(self, places: int = 1):
+        self._free_places = places
+        self._places_per_key = places // 2 or math.inf  # a single place needs no limit
+        self._held_places: Counter[str] = Counter()  # by key
         self._waiters: TurnQueue[asyncio.Future[None]] = TurnQueue()
 
     async def __aenter__(self) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiters.append(turn)
-        if not self._is_held:
-            self._is_held = True
-            self._pass_on()  # to this task, because nobody else waits
+        if self._free_places:
+            self._free_places -= 1
+            self._pass_on()
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it was this task's turn already
-                self._pass_on()
+                self._leave()
             raise
 
     async def __aexit__(self, *error: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        """Give up a place of the current key."""
+        self._held_places -= Counter([CLIENT.get()])  # keys without places are dropped
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give the lock to the key whose turn it is. Cancelled tasks are left out."""
-        while self._waiters:
-            turn = self._waiters.popleft()
+        """Give a place to the key whose turn it is. Cancelled tasks are left out."""
+        full = [key for key, count in self._held_places.items() if count >= self._places_per_key]
+        while (key := self._waiters.find_client(full)) is not None:
+            turn = self._waiters.popleft(key)
             if not turn.done():
+                self._held_places[key] += 1
                 turn.set_result(None)
                 return
-        self._is_held = False
+        self._free_places += 1
 
 
 async def run_in_thread(threads: Executor, work: Callable[[], Result]) -> Result:

@@ -112,7 +112,7 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Searches for passages. It is never called concurrently, but calls may come from different threads."""
+    """Searches for passages. Retrievers of your own are never called concurrently, but from different threads."""
 
     @property
     def name(self) -> str: ...

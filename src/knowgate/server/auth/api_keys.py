@@ -10,11 +10,12 @@ import hmac
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from knowgate.core.files import write_json
+from knowgate.core.files import file_lock, write_json
 from knowgate.core.options import describe_requirement
 from knowgate.core.validation import parse_json, read_text
 from knowgate.errors import ArtifactError, BadInput, BadSetting
@@ -83,17 +84,21 @@ def add_key(path: Path, name: str, *, rate: int | None = None, admin: bool = Fal
     Raises:
         BadSetting: The name is blank, too long, has characters other than printable ASCII, or is already in the file.
     """
-    keys = read_keys(path)
     # Letters of other alphabets can look like ASCII letters, so that two names could not be told apart.
     if not name.strip() or len(name) > 100 or not name.isascii() or not name.isprintable():
         raise BadSetting(
             "the name of an API key must have 1 to 100 printable ASCII characters. Name the person or application that uses "
             "the key."
         )
-    if name in {key.name for key in keys}:
-        raise BadSetting(f"an API key named '{name}' already exists. Revoke it first: knowgate keys revoke '{name}'")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
-    _write_keys(path, [*keys, ApiKey(name=name, hash=hash_key(key), created=time.time(), rate=rate, admin=admin)])
+    stored = ApiKey(name=name, hash=hash_key(key), created=time.time(), rate=rate, admin=admin)
+    with _lock_keys(path):
+        keys = read_keys(path)
+        if name in {key.name for key in keys}:
+            raise BadSetting(
+                f"an API key named '{name}' already exists. Revoke it first: knowgate keys revoke '{name}'"
+            )
+        _write_keys(path, [*keys, stored])
     return key
 
 
@@ -103,12 +108,13 @@ def revoke_key(path: Path, name: str) -> None:
     Raises:
         BadSetting: There is no key with this name.
     """
-    keys = read_keys(path)
-    remaining = [key for key in keys if key.name != name]
-    if len(remaining) == len(keys):
-        message = f"there is no API key named '{name}'. Known names: {', '.join(key.name for key in keys) or 'none'}."
-        raise BadSetting(message)
-    _write_keys(path, remaining)
+    with _lock_keys(path):
+        keys = read_keys(path)
+        remaining = [key for key in keys if key.name != name]
+        if len(remaining) == len(keys):
+            known = ", ".join(key.name for key in keys) or "none"
+            raise BadSetting(f"there is no API key named '{name}'. Known names: {known}.")
+        _write_keys(path, remaining)
 
 
 def hash_key(key: str) -> str:
@@ -123,6 +129,11 @@ def match_key(keys: Sequence[ApiKey], candidate: str) -> ApiKey | None:
         if hmac.compare_digest(key.hash, candidate_hash):
             match = key
     return match
+
+
+def _lock_keys(path: Path) -> AbstractContextManager[None]:
+    """Lock the file of keys while it is changed, so that two commands at once do not undo each other."""
+    return file_lock(path.with_name(f"{path.name}.lock"))
 
 
 def _write_keys(path: Path, keys: Sequence[ApiKey]) -> None:

@@ -19,6 +19,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import PatternTime
 from knowgate.models.backend import FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
 MAX_INLINE_CHARS = 2_000  # with a question that is longer after Unicode normalization, too
+PARALLEL_SEARCHES = 8  # on a search server
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
 
@@ -48,7 +50,7 @@ HARMLESS_ERRORS = (SearchQueueTimeout, SearchBudgetError, RejectionError, BadInp
 class GateService:
     """Service that decides whether questions need retrieval, and searches for passages.
 
-    One slow decision and one search run at a time. API keys take turns.
+    One slow decision and one search run at a time; on a search server, several searches. API keys take turns.
 
     Args:
         rag: The pipeline, with its LLM, gate, rules and retriever.
@@ -69,15 +71,15 @@ class GateService:
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = FairExecutor(1)
         self._text_thread = FairExecutor(1)  # for rules and long questions, which do not wait for a slow gate
-        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
-        self._search_lock, self._filter_lock = FairLock(), FairLock()
+        places = PARALLEL_SEARCHES if _can_search_in_parallel(rag) else 1
+        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 1 + places, "knowgate-search")
+        self._search_lock, self._filter_lock = FairLock(places), FairLock()
         self.rerank_queue = RerankQueue()
         self._cached_rag: AdaptiveRAG | None = None  # searches only the cache of a web search
         web = getattr(rag.retriever, "retriever", None)
         if isinstance(web, WebRetriever):
             web.budget_seconds = 0.0  # a search that waits would delay those of other keys
             self._cached_rag = replace(rag, retriever=web.only_cached())
-        self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
     def make_closer(self) -> Callable[[], None]:
@@ -260,9 +262,8 @@ class GateService:
         Raises:
             ApiError: 503 if the search fails and the server is strict.
         """
-        search_rag = self._search_rag
-        if rag.retriever is not self.rag.retriever:  # the request has its own, with a filter
-            search_rag = replace(search_rag, retriever=rag.retriever)
+        # A copy has its own lock, so it waits neither for a gate that hangs nor for an abandoned search.
+        search_rag = replace(self.rag, retriever=rag.retriever)  # the request may have its own, with a filter
         is_filtered = isinstance(rag.retriever, request_options.FilteredRetriever)
         lock = self._filter_lock if is_filtered else self._search_lock
         if self._cached_rag is not None and not is_filtered:
@@ -285,10 +286,7 @@ class GateService:
 
     def _record_search_error(self, error: Exception, *, is_filtered: bool) -> None:
         """Report a failed search to the circuit breaker. A slow filter is no fault of the retriever."""
-        is_timeout = isinstance(error, TimeoutError)
-        if is_timeout:  # the abandoned search holds the lock of its pipeline, so copy the pipeline
-            self._search_rag = replace(self._search_rag)
-        if isinstance(error, HARMLESS_ERRORS) or (is_filtered and is_timeout):
+        if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
             self.retriever_breaker.record_cancellation()
         else:
             self.retriever_breaker.record_failure()
@@ -356,6 +354,13 @@ class GateService:
             return await self.rerank_queue.run_remote(work)
         async with self.rerank_queue.local_turn:  # so that a search waits for one batch at most
             return await self.run_in_search_thread(work)
+
+
+def _can_search_in_parallel(rag: AdaptiveRAG) -> bool:
+    """Return whether all parts of a search run on other servers. Those in this process take one search at a time."""
+    reranks_here = rag.reranker is not None and not isinstance(rag.reranker, RemoteReranker)
+    retriever = getattr(rag.retriever, "retriever", rag.retriever)  # without the cache of its fingerprint
+    return isinstance(retriever, HttpRetriever | WebRetriever) and not reranks_here and rag.second_look is None
 
 
 def _is_short(question: Question) -> bool:
