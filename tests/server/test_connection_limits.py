@@ -1,5 +1,6 @@
 """Connections: headers are limited in size, number and time, and old half-open connections make room for others."""
 
+import resource
 import socket
 import time
 from contextlib import suppress
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from knowgate.server import connection_limits
+from knowgate.server.entrypoint import raise_open_file_limit
 from tests.support.processes import until
 
 
@@ -373,3 +375,17 @@ def test_a_health_check_with_head_is_answered_under_full_load(serve):
         assert httpx.head(f"{address}/health").status_code == 200
         assert httpx.post(f"{address}/v1/decide", json={"question": "Who?"}).status_code == 429
     assert httpx.post(f"{address}/v1/decide", json={"question": "Who?"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("soft_limit", "hard_limit", "expected"),
+    [(256, 20_000, [16_384]), (256, 1_024, [1_024]), (65_536, 65_536, []), (1_024, -1, [16_384])],
+)
+def test_a_server_raises_its_limit_of_open_files(monkeypatch, caplog, soft_limit, hard_limit, expected):
+    limits = []
+    monkeypatch.setattr(resource, "RLIM_INFINITY", -1)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft_limit, hard_limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append(pair[0]))
+    raise_open_file_limit()
+    assert limits == expected
+    assert ("can open only 1024 files" in caplog.text) == (hard_limit == 1_024)

@@ -22,6 +22,8 @@ from knowgate.server.options import ServeOptions
 
 log = logging.getLogger(__name__)
 
+OPEN_FILES = 16_384  # a process asks for no more
+MIN_OPEN_FILES = 4_096  # connections of several client addresses, which can have 512 each, and of the upstream
 STARTUP_FAILURE = 3  # exit status of a worker that cannot start, as in uvicorn
 
 
@@ -56,6 +58,7 @@ def run_server(
         from knowgate.server.app import create_app
         from knowgate.server.worker_supervisor import AnnouncedServer
     _check_port(options)
+    raise_open_file_limit()
     uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
         config = uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)
@@ -107,6 +110,23 @@ def _check_port(options: ServeOptions) -> None:
         address = f"{options.host}:{options.port}"
         message = f"cannot listen on {address}: {error.strerror}. Free the port, or set another `port`."
         raise BadSetting(message) from None
+
+
+def raise_open_file_limit() -> None:
+    """Let this process and its workers open as many files as the system allows. Each connection is one."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = OPEN_FILES if hard_limit == resource.RLIM_INFINITY else min(OPEN_FILES, hard_limit)
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
+    if limit < MIN_OPEN_FILES:
+        message = (
+            "This process can open only %d files, so a few clients can use up its connections. Allow it %d (ulimit -n)."
+        )
+        log.warning(message, limit, MIN_OPEN_FILES)
 
 
 def _create_worker_app(
