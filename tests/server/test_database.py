@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 
 import pytest
 
@@ -83,4 +84,27 @@ def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path):
 def test_only_durable_commits_wait_for_the_disk(tmp_path, is_durable, level):
     store = open_store(str(tmp_path / "log.db"), DECISION_MIGRATIONS, lock_timeout=1.0, is_durable=is_durable)
     assert store.fetch_rows("PRAGMA synchronous") == [(level,)]
+    store.close()
+
+
+def test_a_reader_of_the_file_does_not_delay_deletions_and_the_log_is_truncated_after_it(tmp_path):
+    path = tmp_path / "log.db"
+    log_file = path.with_name("log.db-wal")
+    store = open_log(path)
+    with store.transaction() as transaction:
+        transaction.execute("INSERT INTO decisions (id, at, question, record) VALUES ('d1', 1.0, 'Secret?', '{}')")
+    reader = sqlite3.connect(path)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM decisions").fetchone() == (1,)
+    with store.transaction() as transaction:
+        transaction.execute("DELETE FROM decisions")
+    start = time.monotonic()
+    store.vacuum(["decisions"])
+    assert time.monotonic() - start < 0.9  # the lock timeout is 1 s
+    assert b"Secret?" in log_file.read_bytes()
+    reader.close()
+    with store.transaction() as transaction:
+        transaction.execute("INSERT INTO decisions (id, at, question, record) VALUES ('d2', 2.0, 'Other?', '{}')")
+    assert b"Secret?" not in log_file.read_bytes()
+    assert b"Secret?" not in path.read_bytes()
     store.close()

@@ -95,6 +95,7 @@ def _list_columns(statements: Iterable[str]) -> dict[str, frozenset[str]]:
     return {table: frozenset(names) for table, names in columns.items()}
 
 
+VACUUM_SECONDS = 0.1
 SERVER_SCHEMA = TableSchema("server", SERVER_MIGRATIONS, _list_columns(chain(*SERVER_MIGRATIONS)))
 
 
@@ -116,6 +117,7 @@ class SqliteStore:
     def __init__(self, connection: sqlite3.Connection, path: Path):
         self._connection = connection
         self._path, self._inode = path, path.stat().st_ino
+        self._must_truncate = False  # whether deleted rows may remain in the write-ahead log
 
     def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query, with values for its `?` parameters, and return all rows."""
@@ -133,10 +135,27 @@ class SqliteStore:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             yield _StorableTransaction(self._connection)
+        if self._must_truncate:
+            self._truncate_log(wait_seconds=0)
 
     def vacuum(self, tables: Sequence[str]) -> None:
-        """Truncate the write-ahead log, so that no deleted rows remain in it. `tables` is ignored."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Truncate the write-ahead log, so that no deleted rows remain in it. `tables` is ignored.
+
+        This is impossible while another process reads the file. Then each later transaction tries again.
+        """
+        self._truncate_log(VACUUM_SECONDS)
+
+    def _truncate_log(self, wait_seconds: float) -> None:
+        """Truncate the write-ahead log, unless the file is in use for longer than `wait_seconds`."""
+        [(usual_wait,)] = self.fetch_rows("PRAGMA busy_timeout")
+        self._connection.execute(f"PRAGMA busy_timeout = {round(1_000 * wait_seconds)}")
+        try:
+            [(is_busy, _, _)] = self.fetch_rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._must_truncate = bool(is_busy)
+        except sqlite3.OperationalError:  # locked
+            self._must_truncate = True
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {usual_wait}")
 
     def close(self) -> None:
         self._connection.close()

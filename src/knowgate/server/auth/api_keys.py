@@ -133,10 +133,12 @@ def match_key(keys: Sequence[ApiKey], candidate: str) -> ApiKey | None:
 
 def _lock_keys(path: Path) -> AbstractContextManager[None]:
     """Lock the file of keys while it is changed, so that two commands at once do not undo each other."""
-    return file_lock(path.with_name(f"{path.name}.lock"))
+    lock = path.with_name(f"{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch(mode=0o600)
+    return file_lock(lock)
 
 
 def _write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     """Write the file of keys, and allow only its owner to read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"keys": [key.model_dump() for key in keys]}, mode=0o600)
