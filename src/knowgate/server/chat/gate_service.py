@@ -17,7 +17,7 @@ from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import PatternTime
-from knowgate.models.backend import FairExecutor
+from knowgate.models.backend import CLIENT, FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
@@ -64,7 +64,7 @@ class GateService:
         self.strict = strict
         self.staleness = describe_staleness(rag)
         self.gate_breakers = BreakersByKey("gate")
-        self.retriever_breaker = CircuitBreaker("retriever")
+        self.retriever_breakers = BreakersByKey("retriever")
         self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = FairExecutor(1)
@@ -269,29 +269,30 @@ class GateService:
             search_cache = partial(self._cached_rag.retrieve, question)
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
                 return await self.run_in_search_thread(search_cache, FairLock())  # a new lock: it waits for no search
-        if not self.retriever_breaker.try_acquire():
+        breaker = self.retriever_breakers.get(CLIENT.get())
+        if not breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
             with trace.measure("retrieve"):
                 passages = await self.run_in_search_thread(partial(search_rag.retrieve, question), lock)
         except (asyncio.CancelledError, ApiError):
-            self.retriever_breaker.record_cancellation()
+            breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
-            self._record_search_error(error, is_filtered=is_filtered)
+            self._record_search_error(breaker, error, is_filtered=is_filtered)
             return self.bypass_retriever(trace, describe_error(error, self.timeout))
-        self.retriever_breaker.record_success()
+        breaker.record_success()
         return passages
 
-    def _record_search_error(self, error: Exception, *, is_filtered: bool) -> None:
-        """Report a failed search to the circuit breaker. A slow filter is no fault of the retriever."""
+    def _record_search_error(self, breaker: CircuitBreaker, error: Exception, *, is_filtered: bool) -> None:
+        """Report a failed search to the circuit breaker of its API key. A slow filter is no fault of the retriever."""
         is_timeout = isinstance(error, TimeoutError)
         if is_timeout:  # the abandoned search holds the lock of its pipeline, so copy the pipeline
             self._search_rag = replace(self._search_rag)
         if isinstance(error, HARMLESS_ERRORS) or (is_filtered and is_timeout):
-            self.retriever_breaker.record_cancellation()
+            breaker.record_cancellation()
         else:
-            self.retriever_breaker.record_failure()
+            breaker.record_failure()
 
     def bypass_retriever(self, trace: RequestTrace, reason: str) -> tuple[Passage, ...]:
         """Log that a search failed for this reason, and return no passages.
