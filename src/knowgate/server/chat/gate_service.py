@@ -24,7 +24,15 @@ from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import BreakersByKey, CircuitBreaker, FairLock, RerankQueue, limit_time, run_in_thread
+from knowgate.server.load_limits import (
+    BreakersByKey,
+    CircuitBreaker,
+    FairLock,
+    LimitedLog,
+    RerankQueue,
+    limit_time,
+    run_in_thread,
+)
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
 from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker, SignalRequest
@@ -63,6 +71,7 @@ class GateService:
         self.timeout = timeout
         self.strict = strict
         self.staleness = describe_staleness(rag)
+        self.limited_log = LimitedLog(log)
         self.gate_breakers = BreakersByKey("gate")
         self.retriever_breakers = BreakersByKey("retriever")
         self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
@@ -189,7 +198,7 @@ class GateService:
             try:
                 decision = await self.run_in_text_thread(work)
             except TimeoutError:
-                log.warning("No rule was applied: the rules took longer than %g seconds.", self.timeout)
+                self.limited_log.write("No rule was applied: the rules took longer than %g seconds.", self.timeout)
                 return None
         if decision is None or decision.retrieve or not rag.shadow:
             return decision
@@ -249,7 +258,7 @@ class GateService:
 
     def bypass_failed_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Log that the gate failed for this reason, and decide to retrieve."""
-        log.warning("The gate failed, so the request retrieves: %s", reason)
+        self.limited_log.write("The gate failed, so the request retrieves: %s", reason)
         return _fall_back(rag, trace, "gate", reason)
 
     # --- searches ---------------------------------------------------------------------------------
@@ -300,7 +309,7 @@ class GateService:
         Raises:
             ApiError: 503 if the server is strict.
         """
-        log.warning("A search failed: %s", reason)
+        self.limited_log.write("A search failed: %s", reason)
         trace.degraded.append("retriever")
         if self.strict:
             message = "the search failed, so this request is not answered (strict mode). Try again later."
@@ -309,7 +318,7 @@ class GateService:
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:
         """Log a failure of the arbiter, and note it in the trace. The caller continues without arbiter."""
-        log.warning("The arbiter failed and is skipped: %s", describe_error(error, self.timeout))
+        self.limited_log.write("The arbiter failed and is skipped: %s", describe_error(error, self.timeout))
         trace.degraded.append("arbiter")
 
     # --- threads ----------------------------------------------------------------------------------
