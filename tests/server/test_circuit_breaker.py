@@ -55,7 +55,7 @@ def test_a_failing_retriever_is_not_called_until_one_request_probes_it(serve):
     assert retriever.asked == 5
     assert all(item["degraded"] == ["retriever"] and item["passages"] == [] for item in report)
     retriever.fails = False
-    skip_recovery_time(app.state.service.gate_service.retriever_breaker)
+    skip_recovery_time(app.state.service.gate_service.retriever_breakers.get(""))
     result = [ask(address).json()["knowgate"] for _ in range(2)]
     assert [(item["degraded"], len(item["passages"])) for item in result] == [([], 1), ([], 1)]
 
@@ -92,6 +92,42 @@ def test_questions_of_one_key_at_which_the_gate_fails_do_not_stop_it_for_other_k
     assert (ready["breakers"]["gate"], ready["degraded"]) == ("closed", [])
     assert all("fallback" in decide("other", "nonsense")["reason"] for _ in range(5))
     assert 'knowgate_breaker_open{part="gate"} 0.0' in httpx.get(f"{address}/metrics", headers=headers["other"]).text
+
+
+class NonsenseRetriever(FlakyRetriever):
+    """Fails for questions with the word nonsense, and never returns for those with the word slow."""
+
+    def __init__(self):
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def search(self, queries, k):
+        self.fails = "nonsense" in queries[0]
+        if "slow" in queries[0]:
+            self.let_go.wait(PATIENCE)
+        return super().search(queries, k)
+
+
+@pytest.mark.parametrize(("word", "seconds"), [("nonsense", 30), ("slow", 0.3)])
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_searches_of_one_key_that_fail_do_not_stop_retrieval_for_other_keys(serve, tmp_path, word, seconds, route):
+    file, retriever = tmp_path / "keys.json", NonsenseRetriever()
+    headers = {name: {"Authorization": f"Bearer {add_key(file, name)}"} for name in ("attacker", "other")}
+    address, _ = serve(
+        gate="always", change=use_parts(seconds=seconds, retriever=retriever), options={"keys": str(file)}
+    )
+
+    def search(name, question):
+        body = {"model": "knowgate", "prompt": question, "messages": [{"role": "user", "content": question}]}
+        return httpx.post(f"{address}/v1/{route}", json=body, headers=headers[name]).headers.get("x-knowgate-degraded")
+
+    assert [search("attacker", f"What is {word} {number}?") for number in range(5)] == ["retriever"] * 5
+    n_searches = retriever.asked
+    assert search("attacker", "Who wrote Emma?") == "retriever"
+    assert retriever.asked == n_searches  # the breaker of this key is open
+    assert search("other", "Who wrote Emma?") is None
+    assert httpx.get(f"{address}/ready").json()["breakers"]["retriever"] == "closed"
+    retriever.let_go.set()
 
 
 def test_breakers_of_all_keys_are_reported_once_no_key_succeeds_any_more():
@@ -170,7 +206,7 @@ def test_a_reached_cap_of_web_searches_opens_no_breaker_and_cached_questions_are
     start = time.monotonic()
     assert [search(f"Who wrote book {number}?") for number in range(7)] == [(["retriever"], 0)] * 7
     assert time.monotonic() - start < 9  # a search does not wait at the cap
-    breaker = app.state.service.gate_service.retriever_breaker
+    breaker = app.state.service.gate_service.retriever_breakers.get("")
     assert (breaker.state, breaker.failure_count) == ("closed", 0)
     breaker.trip()
     assert search("Who runs the canteen?") == ([], 1)
@@ -205,7 +241,7 @@ def make_rerank_server(status):
 @pytest.mark.parametrize(("status", "opens"), [(302, False), (400, False), (413, False), (401, True), (403, True)])
 def test_questions_that_a_server_rejects_degrade_only_themselves(serve, make_server, status, opens):
     address, app = serve(gate="always", change=use_parts(**make_server(status)))
-    breaker = app.state.service.gate_service.retriever_breaker
+    breaker = app.state.service.gate_service.retriever_breakers.get("")
 
     def search(question):
         report = ask(address, question).json()["knowgate"]
@@ -248,7 +284,7 @@ def test_odd_replies_to_some_questions_do_not_stop_retrieval_for_others(serve, t
         return report["degraded"], len(report["passages"])
 
     assert [search(f"odd {number}?") for number in range(6)] == [report] * 6
-    assert app.state.service.gate_service.retriever_breaker.state == "closed"
+    assert app.state.service.gate_service.retriever_breakers.get("").state == "closed"
     assert search("Who runs the canteen?") == ([], 1)
 
 
@@ -285,7 +321,7 @@ def test_a_search_that_waits_for_others_does_not_count_as_a_failure(serve):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: ask(address), range(8)))
     held.let_go.set()
-    assert app.state.service.gate_service.retriever_breaker.failure_count < 5
+    assert app.state.service.gate_service.retriever_breakers.get("").failure_count < 5
 
 
 def test_a_search_that_times_out_is_answered_without_passages(serve):

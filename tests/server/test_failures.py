@@ -13,7 +13,9 @@ from knowgate.gates.baselines import AlwaysGate
 from knowgate.retrieval.engines.base import FieldNames
 from knowgate.retrieval.engines.elastic import ElasticRetriever
 from knowgate.retrieval.engines.pgvector import PgvectorRetriever
+from knowgate.server import load_limits
 from knowgate.server.chat.gate_service import GateService
+from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Gate
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
@@ -158,6 +160,23 @@ def test_a_failed_search_is_answered_without_passages_and_reported(serve, upstre
     reply = ask(address, model="knowgate")
     report = reply.json()["knowgate"]
     assert (reply.status_code, report["passages"], report["degraded"]) == (200, [], ["retriever"])
+
+
+def test_failed_searches_and_gates_are_logged_once_a_second(serve, caplog, monkeypatch):
+    monkeypatch.setattr(load_limits, "LOG_SECONDS", 3600.0)
+    address, app = serve(gate="always", change=use_retriever(strict=False))
+    service = app.state.service.gate_service
+    for _ in range(20):
+        assert ask(address).json()["knowgate"]["degraded"] == ["retriever"]
+        service.bypass_failed_gate(service.rag, RequestTrace(), "NaN")
+    lines = [line for line in caplog.messages if "failed" in line]
+    assert [line.partition(":")[0] for line in lines] == [
+        "A search failed",
+        "The gate failed, so the request retrieves",
+    ]
+    monkeypatch.setattr(load_limits, "LOG_SECONDS", 0.0)
+    ask(address)
+    assert caplog.messages[-1].endswith("(19 more since the last line)")
 
 
 def test_the_log_quotes_no_question_of_a_failed_search(serve, tmp_path, caplog):

@@ -183,7 +183,7 @@ def test_a_search_that_hangs_does_not_block_the_next_one(serve):
     for _ in range(MAX_ABANDONED_SEARCHES):
         report = ask(address, messages=[{"role": "user", "content": "a slow question?"}]).json()["knowgate"]
         assert report["degraded"] == ["retriever"]
-        service.retriever_breaker.record_success()
+        service.retriever_breakers.get("").record_success()
         report = ask(address, messages=[{"role": "user", "content": UNKNOWN}]).json()["knowgate"]
         assert (report["degraded"], len(report["passages"])) == ([], 1)
     retriever.let_go.set()

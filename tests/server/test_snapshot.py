@@ -10,7 +10,7 @@ from knowgate.server.telemetry import snapshot as snapshots
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.types import Decision, DecisionNote
+from knowgate.types import Decision, DecisionNote, Passage
 
 
 def count(snapshot, *, retrieve, arm="", milliseconds=100.0):
@@ -52,9 +52,22 @@ def test_raced_searches_are_not_saved_and_separate_drafts_are_extra_calls(way, s
     totals = snapshots.DecisionTotals()
     for retrieve in (True, False, False, False):
         trace = RequestTrace(way=way, decision=Decision(retrieve, 0.5, 0.5, "logprob", ""))
-        totals.add_request(trace, 0.0)
+        totals.add_request(trace, 0.0, 0.0)
     figures = totals.to_json(ServeOptions())
     assert (figures["saved"]["retrievals"], figures["extra_llm_calls"]) == (saved, extra_calls)
+
+
+def test_the_time_of_the_gate_and_the_draft_reduces_the_saved_seconds():
+    totals = snapshots.DecisionTotals()
+    times = {"draft": 20.0, "gate": 75.0}
+    skipped = RequestTrace(decision=Decision(False, 0.1, 0.5, "fusion", ""), milliseconds=times)
+    retrieved = RequestTrace(decision=Decision(True, 0.9, 0.5, "fusion", ""), milliseconds={**times, "retrieve": 30.0})
+    retrieved.passages = (Passage("1", "Mira runs it."),)
+    totals.add_request(skipped, 0.0, seconds=0.105)
+    totals.add_request(skipped, 0.0, seconds=0.105)
+    totals.add_request(retrieved, 5.0, seconds=0.145)
+    # Always retrieving takes 0.05 s for each request. The three requests took 0.105, 0.105 and 0.145 s.
+    assert totals.to_json(ServeOptions())["saved"]["seconds"] == pytest.approx(3 * 0.05 - 0.355)
 
 
 def test_unreadable_statistics_of_other_workers_are_ignored(caplog):

@@ -57,6 +57,7 @@ class RetryPolicy:
         backoff: Seconds to wait before the second attempt. The time doubles with each attempt, and a random factor
             between 0.5 and 1 is applied.
         sleep: Function that waits between attempts.
+        allow_retry: Function that is called before each further attempt. False ends the request with the last error.
     """
 
     timeout: float = 60.0
@@ -64,6 +65,7 @@ class RetryPolicy:
     retries: int = 4
     backoff: float = 0.5
     sleep: Callable[[float], None] = time.sleep
+    allow_retry: Callable[[], bool] = lambda: True
 
 
 class RetryableError(Exception):
@@ -98,7 +100,8 @@ def call_with_retries(attempt: Callable[[float], Result], policy: RetryPolicy) -
         except RetryableError as failure:
             backoff = policy.backoff * 2.0**number * random.uniform(0.5, 1.0)
             pause = backoff if failure.wait is None else failure.wait
-            if number >= policy.retries or time.monotonic() + pause >= deadline:
+            has_ended = number >= policy.retries or time.monotonic() + pause >= deadline
+            if has_ended or not policy.allow_retry():
                 raise failure.error from None
             policy.sleep(pause)
     raise AssertionError("unreachable")
@@ -114,6 +117,7 @@ class JsonClient:
         advice: Sentence that ends the error about a rejected request and says what to do.
         deadline: Seconds per request, including all retries.
         pause: Seconds before the first retry, for servers that do not say how long to wait; doubles each time.
+        allow_retry: Function that is called before each retry. False ends the request with the last error.
         transport: Replaces the network in tests.
     """
 
@@ -126,6 +130,7 @@ class JsonClient:
         advice: str = "Check its address and key.",
         deadline: float = 30.0,
         pause: float = 0.3,
+        allow_retry: Callable[[], bool] = lambda: True,
         transport: httpx.BaseTransport | None = None,
     ):
         try:
@@ -140,7 +145,7 @@ class JsonClient:
         self._headers = {key: value for key, value in (headers or {}).items() if value}
         self._advice = advice
         self._deadline = deadline
-        self._retry = RetryPolicy(timeout=deadline, total=deadline, retries=MAX_RETRIES, backoff=pause)
+        self._retry = RetryPolicy(deadline, deadline, retries=MAX_RETRIES, backoff=pause, allow_retry=allow_retry)
         self._transport = transport
 
     def request_json(self, method: str, path: str = "", **options: Any) -> Any:

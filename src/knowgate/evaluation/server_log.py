@@ -365,6 +365,13 @@ def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
     return None
 
 
+def split_seconds(milliseconds: Mapping[str, float]) -> tuple[float, float]:
+    """Return the seconds of a request until its decision, and those after it. The keys are stages and "total"."""
+    reading = sum(float(milliseconds.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES)
+    total = float(milliseconds.get("total", 0.0))
+    return reading / 1000, max(0.0, total - reading) / 1000
+
+
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
     """Convert a logged decision to a traffic event. The log has no token counts.
 
@@ -376,10 +383,8 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     """
     skips = would_skip(record)
     rule_need = -math.inf if skips else math.inf  # a rule decides the same at every threshold
-    times = record.get("milliseconds") or {}
-    reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
-    total_seconds = float(times.get("total", 0.0)) / 1000
-    answering = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
+    reading_seconds, answering_seconds = split_seconds(record.get("milliseconds") or {})
+    answering = EventCost(seconds=answering_seconds)
     # An audit of kind 'label' has both answers of a retrieved question. Other audits compare them only if the client may
     # have got the one without passages: the gate skipped, or the arbiter sent the draft.
     choice = record.get("choice")

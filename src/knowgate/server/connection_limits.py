@@ -15,6 +15,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from knowgate.server.load_limits import LimitedLog
 from knowgate.server.streaming import ABORT_EXTENSION
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ HEADER_SECONDS = 10.0  # maximum time for the headers of a request, and for its 
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
 LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
-LOG_SECONDS = 1.0  # minimum time between two log lines about rejected requests
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
@@ -257,7 +257,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self.transport.is_closing() or self._ignores_input:
             return
-        self._log_rejection(status, message)
+        limited_log: LimitedLog = vars(self.server_state).setdefault("limited_log", LimitedLog(log))
+        limited_log.write(f"A request was rejected with status {status}: %s", message)
         is_idle = self.cycle is None or self.cycle.response_complete
         # A request whose body is still arriving can be answered with the error, unless its response has started.
         can_respond = is_idle or (self.cycle.more_body and not self.cycle.response_started and not self.pipeline)
@@ -268,19 +269,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._close_after_responses()
             return
         self.transport.close()
-
-    def _log_rejection(self, status: int, message: str) -> None:
-        """Log a rejected request, at most once per status in LOG_SECONDS.
-
-        `rejections` maps a status to (time, skipped lines).
-        """
-        rejections: dict[int, tuple[float, int]] = vars(self.server_state).setdefault("rejections", {})
-        last_time, skipped = rejections.get(status, (float("-inf"), 0))
-        if self.loop.time() < last_time + LOG_SECONDS:
-            rejections[status] = (last_time, skipped + 1)
-            return
-        rejections[status] = (self.loop.time(), 0)
-        log.warning("A request was rejected with status %d: %s (%d more since the last line)", status, message, skipped)
 
     def _close_after_responses(self) -> None:
         """Ignore further requests. Close the connection after all pending responses."""

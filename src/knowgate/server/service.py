@@ -106,7 +106,7 @@ class Service:
     def breakers(self) -> list[CircuitBreaker | BreakersByKey]:
         """The circuit breakers of the gate, the retriever and, if there is one, the upstream."""
         upstream_breakers = [] if self.forwarder is None else [self.forwarder.upstream.breaker]
-        return [self.gate_service.gate_breakers, self.gate_service.retriever_breaker, *upstream_breakers]
+        return [self.gate_service.gate_breakers, self.gate_service.retriever_breakers, *upstream_breakers]
 
     @property
     def model_label(self) -> str:

@@ -243,6 +243,18 @@ def test_the_budgets_per_minute_and_per_day_are_enforced(web):
         web("searxng", Engine(SEARXNG), day=2, days=0).search(["d"], 1)
 
 
+def test_each_attempt_of_a_search_counts_in_the_budget(web):
+    failure = httpx.Response(500, headers={"Retry-After": "0"})
+    engine = Engine(SEARXNG, *[failure] * 9)
+    retriever = web("searxng", engine, day=5)
+    for query in ("a", "b"):  # the second one has no attempt left after its second
+        with pytest.raises(ServerError, match="status 500"):
+            retriever.search([query], 1)
+    assert len(engine.requests) == 5
+    with pytest.raises(ServerError, match="5 searches per day is used up"):
+        retriever.search(["c"], 1)
+
+
 def test_a_recording_is_replayed_without_requests(web, tmp_path):
     recording = tmp_path / "recorded"
     web("searxng", Engine(SEARXNG), record=str(recording)).search([UNKNOWN], 3)

@@ -93,12 +93,12 @@ class WebRetriever:
         transport: httpx.BaseTransport | None = None,
     ):
         self.options = options or WebOptions()
-        self.engine = WEB_ENGINES[engine](url, self.options, transport)
         folder = cache or cache_dir() / "web"
+        self._budget = SearchBudget(folder / f"{engine}-budget.json", self.options.minute, self.options.day)
+        self.engine = WEB_ENGINES[engine](url, self.options, transport, self._budget.try_spend)
         self._cache = ResultFolder(folder / "replies", self.options.days * DAY_SECONDS)
         self._recording = ResultFolder(Path(self.options.record)) if self.options.record else None
         self.budget_seconds = self.options.deadline
-        self._budget = SearchBudget(folder / f"{engine}-budget.json", self.options.minute, self.options.day)
 
     @property
     def fingerprint(self) -> str:
@@ -362,7 +362,7 @@ class SearchBudget:
             SearchBudgetError: The limit per day is reached, or the wait would exceed `timeout`.
         """
         end = time.monotonic() + timeout
-        while (wait := self._try_spend()) > 0:
+        while (wait := self._spend_or_wait()) > 0:
             if time.monotonic() + wait > end:
                 raise SearchBudgetError(
                     f"the budget of {self._per_minute} searches per minute is used up. The next search is possible in "
@@ -370,7 +370,14 @@ class SearchBudget:
                 )
             time.sleep(wait)
 
-    def _try_spend(self) -> float:
+    def try_spend(self) -> bool:
+        """Count one search if the limits allow it now. Return whether they do."""
+        try:
+            return self._spend_or_wait() == 0
+        except SearchBudgetError:
+            return False
+
+    def _spend_or_wait(self) -> float:
         """Count one search and return 0. If the limit per minute is reached, return the seconds to wait instead.
 
         Raises:

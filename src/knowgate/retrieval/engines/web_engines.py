@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -73,6 +73,7 @@ class WebEngine(ABC):
         url: The address of the engine, or '' for its default address.
         options: Language, safe search and time limit.
         transport: An httpx transport that replaces the network in tests.
+        allow_retry: Function that is called before a failed search is sent again. False means that it is not.
 
     Raises:
         BadSetting: The address or the API key is missing.
@@ -82,7 +83,13 @@ class WebEngine(ABC):
     default_url: str
     key_variable = ""  # the environment variable of the API key; '' if none is needed
 
-    def __init__(self, url: str, options: WebOptions, transport: httpx.BaseTransport | None = None):
+    def __init__(
+        self,
+        url: str,
+        options: WebOptions,
+        transport: httpx.BaseTransport | None = None,
+        allow_retry: Callable[[], bool] = lambda: True,
+    ):
         if not url and not self.default_url:
             raise BadSetting(
                 f"web search by {self.name} needs its address. Write web:{self.name}@https://search.example"
@@ -93,6 +100,7 @@ class WebEngine(ABC):
             f"the web search {self.name}",
             headers=self._make_headers(self._read_key()),
             deadline=options.deadline,
+            allow_retry=allow_retry,
             transport=transport,
         )
 

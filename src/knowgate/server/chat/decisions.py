@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,8 +27,6 @@ from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 from knowgate.types import Completion, Decision, Passage, Question, Reranker
-
-log = logging.getLogger(__name__)
 
 BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
 MAX_DOCUMENT_CHARS = 50_000  # rerankers read less of a document, so the rest is not passed on
@@ -190,7 +187,7 @@ async def rerank_documents(
         async with limit_time(gate_service.timeout), gate_service.rerank_queue.hold(trace.owner):
             scored = await _score_in_batches(gate_service, reranker, request.query, passages)
     except Exception as error:  # noqa: BLE001 - whatever the reranker raises, the client gets a sentence
-        log.warning("The reranker failed: %s", describe_error(error, gate_service.timeout))
+        gate_service.limited_log.write("The reranker failed: %s", describe_error(error, gate_service.timeout))
         message = "the reranker failed or took too long. Send fewer or shorter documents, or try again later."
         raise ApiError(503, message, "reranker_down") from None
     scored.sort(key=lambda passage: (-(passage.score or 0.0), int(passage.id)))

@@ -17,7 +17,7 @@ from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import PatternTime
-from knowgate.models.backend import FairExecutor
+from knowgate.models.backend import CLIENT, FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
@@ -25,7 +25,15 @@ from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import BreakersByKey, CircuitBreaker, FairLock, RerankQueue, limit_time, run_in_thread
+from knowgate.server.load_limits import (
+    BreakersByKey,
+    CircuitBreaker,
+    FairLock,
+    LimitedLog,
+    RerankQueue,
+    limit_time,
+    run_in_thread,
+)
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
 from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker, SignalRequest
@@ -65,8 +73,9 @@ class GateService:
         self.timeout = timeout
         self.strict = strict
         self.staleness = describe_staleness(rag)
+        self.limited_log = LimitedLog(log)
         self.gate_breakers = BreakersByKey("gate")
-        self.retriever_breaker = CircuitBreaker("retriever")
+        self.retriever_breakers = BreakersByKey("retriever")
         self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = FairExecutor(1)
@@ -191,7 +200,7 @@ class GateService:
             try:
                 decision = await self.run_in_text_thread(work)
             except TimeoutError:
-                log.warning("No rule was applied: the rules took longer than %g seconds.", self.timeout)
+                self.limited_log.write("No rule was applied: the rules took longer than %g seconds.", self.timeout)
                 return None
         if decision is None or decision.retrieve or not rag.shadow:
             return decision
@@ -251,7 +260,7 @@ class GateService:
 
     def bypass_failed_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Log that the gate failed for this reason, and decide to retrieve."""
-        log.warning("The gate failed, so the request retrieves: %s", reason)
+        self.limited_log.write("The gate failed, so the request retrieves: %s", reason)
         return _fall_back(rag, trace, "gate", reason)
 
     # --- searches ---------------------------------------------------------------------------------
@@ -270,26 +279,20 @@ class GateService:
             search_cache = partial(self._cached_rag.retrieve, question)
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
                 return await self.run_in_search_thread(search_cache, FairLock())  # a new lock: it waits for no search
-        if not self.retriever_breaker.try_acquire():
+        breaker = self.retriever_breakers.get(CLIENT.get())
+        if not breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
             with trace.measure("retrieve"):
                 passages = await self.run_in_search_thread(partial(search_rag.retrieve, question), lock)
         except (asyncio.CancelledError, ApiError):
-            self.retriever_breaker.record_cancellation()
+            breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
-            self._record_search_error(error, is_filtered=is_filtered)
+            _record_search_error(breaker, error, is_filtered=is_filtered)
             return self.bypass_retriever(trace, describe_error(error, self.timeout))
-        self.retriever_breaker.record_success()
+        breaker.record_success()
         return passages
-
-    def _record_search_error(self, error: Exception, *, is_filtered: bool) -> None:
-        """Report a failed search to the circuit breaker. A slow filter is no fault of the retriever."""
-        if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
-            self.retriever_breaker.record_cancellation()
-        else:
-            self.retriever_breaker.record_failure()
 
     def bypass_retriever(self, trace: RequestTrace, reason: str) -> tuple[Passage, ...]:
         """Log that a search failed for this reason, and return no passages.
@@ -297,7 +300,7 @@ class GateService:
         Raises:
             ApiError: 503 if the server is strict.
         """
-        log.warning("A search failed: %s", reason)
+        self.limited_log.write("A search failed: %s", reason)
         trace.degraded.append("retriever")
         if self.strict:
             message = "the search failed, so this request is not answered (strict mode). Try again later."
@@ -306,7 +309,7 @@ class GateService:
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:
         """Log a failure of the arbiter, and note it in the trace. The caller continues without arbiter."""
-        log.warning("The arbiter failed and is skipped: %s", describe_error(error, self.timeout))
+        self.limited_log.write("The arbiter failed and is skipped: %s", describe_error(error, self.timeout))
         trace.degraded.append("arbiter")
 
     # --- threads ----------------------------------------------------------------------------------
@@ -354,6 +357,14 @@ class GateService:
             return await self.rerank_queue.run_remote(work)
         async with self.rerank_queue.local_turn:  # so that a search waits for one batch at most
             return await self.run_in_search_thread(work)
+
+
+def _record_search_error(breaker: CircuitBreaker, error: Exception, *, is_filtered: bool) -> None:
+    """Report a failed search to the circuit breaker of its API key. A slow filter is no fault of the retriever."""
+    if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
+        breaker.record_cancellation()
+    else:
+        breaker.record_failure()
 
 
 def _can_search_in_parallel(rag: AdaptiveRAG) -> bool:

@@ -33,8 +33,6 @@ from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usag
 from knowgate.types import Answer, Decision, DecisionNote, PassagesEvent, Question, StreamEvent
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
-log = logging.getLogger(__name__)
-
 SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
 HARMLESS_FIELDS = {"user", "metadata", "store"}  # they have no effect on an answer, so they are not reported
 UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
@@ -345,7 +343,7 @@ class LocalChat:
         # A pipeline that never retrieves runs no gate and no search, so only the model can have failed.
         never_retrieves = rag.gate.name == "never" and not rag.shadow
         if progress.has_text or failed_stage == "answer" or never_retrieves:
-            log.error("The model failed: %s", reason)
+            self.gate_service.limited_log.write("The model failed: %s", reason, level=logging.ERROR)
             message = "the model failed to generate an answer. The log of the server has the reason."
             raise ApiError(500, message, "model_failed", progress.trace.headers) from error
         if failed_stage == "gate" and rag.gate.name not in ("always", "never"):

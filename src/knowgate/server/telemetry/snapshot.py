@@ -1,7 +1,8 @@
 """Data for the dashboard: statistics combined over all server processes, and the recent decisions of this process.
 
 Savings are estimated. A request that skips retrieval saves the mean cost of passages of the requests that got some. The
-cost of drafts that were discarded is subtracted. Before the first request with passages, the savings are unknown.
+cost of the gate and of drafts that were discarded is subtracted. Seconds are computed as by `knowgate replay`. Before
+the first request with passages, the savings are unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic import BaseModel, Field
 from knowgate.core.text import estimate_tokens
 from knowgate.data.history.entries import question_key
 from knowgate.evaluation.replay import PolicyCost
-from knowgate.evaluation.server_log import SEPARATE_DRAFT
+from knowgate.evaluation.server_log import SEPARATE_DRAFT, split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -37,7 +38,6 @@ MINUTE_SECONDS = 60.0
 MAX_RECENT_DECISIONS = 500
 MAX_STAGE_TIMES = 200  # timings stored for each stage
 DRAFT_WAYS = ("draft", "race", SEPARATE_DRAFT)  # ways to answer that begin with a draft of the upstream
-RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
 # Environment variables that the parent process sets for the workers.
 SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
 PROBLEM_FILE_VARIABLE = "KNOWGATE_PROBLEM_FILE"
@@ -62,9 +62,10 @@ class DecisionTotals(BaseModel):
         would_skip: Number of these that the gate would have skipped, in shadow or canary mode or during an alarm.
         degraded: Number of requests during which a component failed.
         with_passages: Number of requests that got passages.
-        search_seconds: Time that the searches for these passages took.
-        passage_tokens: Estimated number of tokens of these passages.
-        draft_seconds: Time that discarded drafts took.
+        open_book_seconds: Time of these requests after the decision: the search and the answer.
+        closed_book_seconds: Time of requests that skipped retrieval, after the decision.
+        decision_seconds: Time of all requests until the decision: the draft and the gate.
+        passage_tokens: Estimated number of tokens of the passages.
         draft_tokens: Number of tokens of discarded drafts.
         extra_calls: Number of LLM calls for discarded drafts.
         raced: Number of skipped requests whose search ran nevertheless, because it began before the decision.
@@ -75,29 +76,35 @@ class DecisionTotals(BaseModel):
     would_skip: int = 0
     degraded: int = 0
     with_passages: int = 0
-    search_seconds: float = 0.0
+    open_book_seconds: float = 0.0
+    closed_book_seconds: float = 0.0
+    decision_seconds: float = 0.0
     passage_tokens: float = 0.0
-    draft_seconds: float = 0.0
     draft_tokens: float = 0.0
     extra_calls: int = 0
     raced: int = 0
 
-    def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
+    def add_request(self, trace: RequestTrace, passage_tokens: float, seconds: float) -> None:
         """Add a request with a decision to the sums. A discarded draft (answer without passages) is extra cost.
 
         Args:
             trace: Record of the request.
             passage_tokens: Number of tokens of its passages.
+            seconds: Time from the start of the request to its response.
         """
         assert trace.decision is not None
         self.decided += 1
         self.retrieved += trace.decision.retrieve
         self.would_skip += DecisionNote.WOULD_SKIP in trace.decision.notes
         self.degraded += bool(trace.degraded)
-        if trace.passages:
+        decision_seconds, answer_seconds = split_seconds({**trace.milliseconds, "total": 1000 * seconds})
+        self.decision_seconds += decision_seconds
+        if not trace.decision.retrieve:
+            self.closed_book_seconds += answer_seconds
+        elif trace.passages:
             self.with_passages += 1
             self.passage_tokens += passage_tokens
-            self.search_seconds += sum(trace.milliseconds.get(stage, 0.0) for stage in RETRIEVAL_STAGES) / 1000
+            self.open_book_seconds += answer_seconds
         self.raced += trace.way == "race" and not trace.decision.retrieve
         if trace.decision.retrieve or trace.way == SEPARATE_DRAFT:
             self._add_discarded_draft(trace)
@@ -109,9 +116,6 @@ class DecisionTotals(BaseModel):
             self.draft_tokens += trace.extra_usage.completion
         else:
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
-            # The upstream generates a draft in the stage "draft", a model in this process in the stage "read".
-            read_milliseconds = trace.milliseconds.get("read", 0.0)
-            self.draft_seconds += trace.milliseconds.get("draft", read_milliseconds) / 1000
 
     def merge(self, other: DecisionTotals) -> None:
         """Add the sums of another process to each field."""
@@ -121,7 +125,7 @@ class DecisionTotals(BaseModel):
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
         """Return the counts, and the estimated savings compared with always retrieving.
 
-        Discarded drafts reduce the savings.
+        Discarded drafts and the time of the gate reduce the savings.
 
         Returns:
             The counts, and the object `saved`. It has the saved searches (`retrievals`), tokens, seconds and money.
@@ -135,9 +139,9 @@ class DecisionTotals(BaseModel):
         prices = options.prices
         if self.with_passages:
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
-            skipped_seconds = skipped * self.search_seconds / self.with_passages
+            always_seconds = skipped * self.open_book_seconds / self.with_passages  # if these had retrieved
             saved["tokens"] = skipped_tokens - self.draft_tokens
-            saved["seconds"] = skipped_seconds - self.draft_seconds
+            saved["seconds"] = always_seconds - self.closed_book_seconds - self.decision_seconds
             if prices.are_given:
                 savings = PolicyCost(searches, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
                 saved["money"] = savings.money(prices)
@@ -184,7 +188,7 @@ class MetricsSnapshot(BaseModel):
             return
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:  # an arm is a gate of an A/B test; "" has the sums over all requests
-            self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
+            self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens, seconds)
         # The histogram leaves out decisions that the gate did not make, and requests with options of their own, such as
         # a threshold.
         if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
