@@ -139,8 +139,9 @@ def test_documents_are_reranked_in_batches_between_which_searches_run(serve):
     batches, is_second_batch, has_searched = [], threading.Event(), threading.Event()
 
     def score(questions, passages):
-        batches.append(len(passages[0]))
-        if len(batches) == 2:
+        if questions == ["Who?"]:  # otherwise the search reranks its passages
+            batches.append(len(passages[0]))
+        if len(batches) == 2 and not is_second_batch.is_set():
             is_second_batch.set()
             until(lambda: app.state.service.gate_service._search_lock._waiters)
         if len(batches) == 3:

@@ -202,6 +202,15 @@ def test_requests_that_select_a_gate_are_not_audited(serve, stub, tmp_path):
     assert len(stub.bodies) == 2
 
 
+def test_requests_to_another_llm_are_not_audited_and_logged_with_its_name(serve, stub, tmp_path):
+    address, _ = serve(gate="always", options={**audit_options(tmp_path), "upstream_model": "stub-llm"})
+    identity = ask(address, model="other-llm").json()["knowgate"]["id"]
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["drawn"] == 1
+    record = httpx.get(f"{address}/v1/decisions/{identity}").json()
+    assert (record["model"], record["own_options"]) == ("openai:other-llm", True)
+
+
 def test_a_failed_audit_is_stored_and_is_not_counted_as_a_result(serve, stub, tmp_path, monkeypatch):
     address, app = serve(gate="never", options=audit_options(tmp_path))
     monkeypatch.setattr(app.state.service.learner.auditor.answerer, "answer_with_passages", _failing)
@@ -489,6 +498,12 @@ def test_shadow_mode_decides_and_always_retrieves(serve, tmp_path, upstream):
     assert (record["retrieve"], record["mode"], record["notes"]) == (True, "shadow", ["would skip"])
     assert record["need"] <= record["threshold"]
     assert len(record["passages"]) == 1
+
+
+def test_shadow_mode_applies_to_the_gate_of_the_server_even_if_a_request_names_it(serve):
+    address, _ = serve(gate="logprob:first", options={"shadow": True})
+    assert ask(address, model="knowgate/logprob:first").json()["knowgate"]["mode"] == "shadow"
+    assert "mode" not in ask(address, model="knowgate/logprob:mean").json()["knowgate"]
 
 
 def test_shadow_mode_applies_to_completions(serve):

@@ -188,7 +188,7 @@ class Service:
             self.learner.observe(response, trace)
         if self.decision_log is None:
             return response
-        model = self.gate_service.rag.model.name
+        model = f"openai:{trace.other_model}" if trace.other_model else self.gate_service.rag.model.name
         record = {**report, "model": model, "own_options": trace.has_own_options, "follow_up": "follow_up" in report}
         commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
         if not self.options.durable or await self._wait_for_commit(commit, self.options.deadline - seconds):

@@ -17,7 +17,7 @@ from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTime
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.retrieval.rerankers import rerank
-from knowgate.server.chat.gate_service import BackgroundSearch, GateService, describe_error
+from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions, is_knowgate_model
 from knowgate.server.json_api import ApiError, parse_request
@@ -25,7 +25,7 @@ from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
-from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.forwarding import BackgroundSearch, ForwardedRequest, UpstreamForwarder
 from knowgate.types import Completion, Decision, Passage, Question, Reranker
 
 BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
@@ -51,7 +51,7 @@ async def decide_questions(
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
     if forwarder is not None and request.model is not None and not is_knowgate_model(request.model):
-        trace.model_name = request.model[:200]
+        gate_service.set_model(trace, request.model)
     await _check_lengths(gate_service, request.questions or ())
     questions = await asyncio.to_thread(_read_questions, rag, request)
     records = []

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
 MAX_INLINE_CHARS = 2_000  # with a question that is longer after Unicode normalization, too
+MAX_MODEL_CHARS = 200  # of a model name in the log
 PARALLEL_SEARCHES = 8  # on a search server
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
@@ -114,6 +115,8 @@ class GateService:
         self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
     ) -> request_options.RequestOptions:
         """Choose the arm (one of the gates) of the A/B test. Return the options with this arm."""
+        if options.gate == self.gate_spec:  # the alarm and shadow mode concern this gate, also if it is named
+            options = replace(options, gate="")
         trace.has_own_options = not options.is_default
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
@@ -150,6 +153,14 @@ class GateService:
                 raise ApiError(404, message, "model_not_found") from None
             self._pipelines_by_gate[gate_name] = rag
         return self._pipelines_by_gate[gate_name]
+
+    def set_model(self, trace: RequestTrace, name: str) -> None:
+        """Note which LLM answers a request. One that asks another LLM says nothing about the gate of this server."""
+        trace.model_name = name[:MAX_MODEL_CHARS]
+        model = self.rag.model
+        if isinstance(model, UpstreamDraftModel) and model.differs_from(trace.model_name):
+            trace.has_own_options, trace.shares_labels, trace.arm = True, False, ""
+            trace.other_model = trace.model_name
 
     def get_staleness(self, rag: AdaptiveRAG, model_name: str) -> str:
         """Return why the gate does not fit this LLM, prompt or index. "" means a good fit.
@@ -416,27 +427,3 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
         return ""
     actual = rag.retriever.fingerprint
     return "" if calibrated == actual else f"the gate was calibrated on another index ({calibrated}, not {actual})"
-
-
-class BackgroundSearch:
-    """Search in the background. The trace of the request shows the search only if its passages are used."""
-
-    def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
-        self._trace = RequestTrace()
-        self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
-
-    async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Wait for the passages. Add timings and failures of the search to the trace."""
-        try:
-            return await self._task
-        finally:
-            self.cancel()  # if the request itself was cancelled while it waited
-            trace.degraded += self._trace.degraded
-            trace.milliseconds |= self._trace.milliseconds
-            trace.stages += self._trace.stages
-
-    def cancel(self) -> None:
-        """Cancel the search if it still runs."""
-        self._task.cancel()
-        # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -98,6 +98,7 @@ class RequestTrace:
         choice: Choice of the arbiter between the answers with and without passages.
         arbitration_gap: Reason why the arbiter was not used although there is a draft.
         model_name: Name of the LLM that answers.
+        other_model: The same, if it is not the LLM of this server; otherwise "".
         ignored_fields: Request fields that a model in this process ignores.
         extra_usage: Tokens of calls to the LLM whose answers are not sent, such as a discarded draft.
         milliseconds: Duration of each stage.
@@ -124,6 +125,7 @@ class RequestTrace:
     choice: ArbiterChoice | None = None
     arbitration_gap: str = ""
     model_name: str = ""
+    other_model: str = ""
     ignored_fields: tuple[str, ...] = ()
     extra_usage: TokenUsage = field(default_factory=TokenUsage)
     milliseconds: dict[str, float] = field(default_factory=dict)

@@ -7,6 +7,7 @@ Mode `race` is like `draft`, but the search already runs while the draft is gene
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from knowgate.data.signals.confidence import is_empty_draft
 from knowgate.gates.arbiters.arbitration import accepts_beginning, choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server import streaming
-from knowgate.server.chat.gate_service import BackgroundSearch, GateService
+from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.json_api import parse_request
@@ -84,6 +85,30 @@ class ForwardedRequest:
         return bool(self.body.get("stream"))
 
 
+class BackgroundSearch:
+    """Search in the background. The trace of the request shows the search only if its passages are used."""
+
+    def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
+        self._trace = RequestTrace()
+        self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
+
+    async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
+        """Wait for the passages. Add timings and failures of the search to the trace."""
+        try:
+            return await self._task
+        finally:
+            self.cancel()  # if the request itself was cancelled while it waited
+            trace.degraded += self._trace.degraded
+            trace.milliseconds |= self._trace.milliseconds
+            trace.stages += self._trace.stages
+
+    def cancel(self) -> None:
+        """Cancel the search if it still runs."""
+        self._task.cancel()
+        # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+
 class UpstreamForwarder:
     """Forwarder of requests to the upstream LLM server. The gate decides whether passages are added."""
 
@@ -110,7 +135,7 @@ class UpstreamForwarder:
         if is_knowgate_model(request.body.get("model")):
             model = self.options.upstream_model or await self.upstream.get_default_model(request.headers)
             request.changed_body = {**request.upstream_body, "model": model}
-        request.trace.model_name = str(request.upstream_body.get("model", ""))[:200]
+        self.gate_service.set_model(request.trace, str(request.upstream_body.get("model", "")))
 
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
         """Decide whether to retrieve, and answer with or without passages. A draft is an answer without passages."""
