@@ -67,6 +67,7 @@ class DecisionTotals(BaseModel):
         decision_seconds: Time of all requests until the decision: the draft and the gate.
         passage_tokens: Estimated number of tokens of the passages.
         draft_tokens: Number of tokens of discarded drafts.
+        draft_prompt_tokens: Number of tokens that the LLM read for these drafts.
         extra_calls: Number of LLM calls for discarded drafts.
         raced: Number of skipped requests whose search ran nevertheless, because it began before the decision.
     """
@@ -81,6 +82,7 @@ class DecisionTotals(BaseModel):
     decision_seconds: float = 0.0
     passage_tokens: float = 0.0
     draft_tokens: float = 0.0
+    draft_prompt_tokens: float = 0.0
     extra_calls: int = 0
     raced: int = 0
 
@@ -112,6 +114,7 @@ class DecisionTotals(BaseModel):
     def _add_discarded_draft(self, trace: RequestTrace) -> None:
         """Add the cost of a draft that was not sent, if there was one."""
         self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS  # adds 1 if there was a draft
+        self.draft_prompt_tokens += trace.extra_usage.prompt
         if trace.draft is None:  # there was no draft, or only the arbiter read it
             self.draft_tokens += trace.extra_usage.completion
         else:
@@ -140,10 +143,11 @@ class DecisionTotals(BaseModel):
         if self.with_passages:
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
             always_seconds = skipped * self.open_book_seconds / self.with_passages  # if these had retrieved
-            saved["tokens"] = skipped_tokens - self.draft_tokens
+            prompt_tokens = skipped_tokens - self.draft_prompt_tokens  # saved ones
+            saved["tokens"] = prompt_tokens - self.draft_tokens
             saved["seconds"] = always_seconds - self.closed_book_seconds - self.decision_seconds
             if prices.are_given:
-                savings = PolicyCost(searches, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
+                savings = PolicyCost(searches, prompt_tokens, -self.draft_tokens, calls=-self.extra_calls)
                 saved["money"] = savings.money(prices)
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded, "skipped": skipped}
         counts["would_skip"] = self.would_skip
