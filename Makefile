@@ -41,7 +41,7 @@ test: install
 	$(RUN_TESTS) -m "not slow" $(TESTS)
 
 # For the edit loop: no embedded model, no other processes, no benchmark records, no file that takes long (tests/slow_files.txt).
-# Half of the tests; beside it, run the files of what you change: make test TESTS=tests/training
+# Two fifths of the tests; beside it, run the files of what you change: make test TESTS=tests/training
 test-fast: install
 	KNOWGATE_FAST_TESTS=1 $(RUN_TESTS) --durations=10 -m "not slow and not model and not process and not records" $(TESTS)
 
