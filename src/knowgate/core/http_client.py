@@ -117,8 +117,10 @@ class JsonClient:
         advice: Sentence that ends the error about a rejected request and says what to do.
         deadline: Seconds per request, including all retries.
         pause: Seconds before the first retry, for servers that do not say how long to wait; doubles each time.
-        allow_retry: Function that is called before each retry. False ends the request with the last error.
         transport: Replaces the network in tests.
+
+    Attributes:
+        allow_retry: Function that is called before each retry. False ends the request with the last error.
     """
 
     def __init__(
@@ -130,7 +132,6 @@ class JsonClient:
         advice: str = "Check its address and key.",
         deadline: float = 30.0,
         pause: float = 0.3,
-        allow_retry: Callable[[], bool] = lambda: True,
         transport: httpx.BaseTransport | None = None,
     ):
         try:
@@ -145,7 +146,10 @@ class JsonClient:
         self._headers = {key: value for key, value in (headers or {}).items() if value}
         self._advice = advice
         self._deadline = deadline
-        self._retry = RetryPolicy(deadline, deadline, retries=MAX_RETRIES, backoff=pause, allow_retry=allow_retry)
+        self.allow_retry: Callable[[], bool] = lambda: True
+        self._retry = RetryPolicy(
+            deadline, deadline, retries=MAX_RETRIES, backoff=pause, allow_retry=lambda: self.allow_retry()
+        )
         self._transport = transport
 
     def request_json(self, method: str, path: str = "", **options: Any) -> Any:

@@ -100,9 +100,9 @@ class WebEngine(ABC):
             f"the web search {self.name}",
             headers=self._make_headers(self._read_key()),
             deadline=options.deadline,
-            allow_retry=allow_retry,
             transport=transport,
         )
+        self.client.allow_retry = allow_retry
 
     def search(self, query: str, n: int) -> list[WebResult]:
         """Return up to n results, best first.
