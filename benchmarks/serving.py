@@ -1,7 +1,7 @@
 """Measure the latency that the server adds: requests through it, compared with requests sent directly to a stub upstream.
 
     python -m benchmarks.serving                        # 1, 16 and 64 clients, plain and streamed; memory
-    python -m benchmarks.serving --litellm BIN/litellm  # also LiteLLM's proxy in front of the same stub
+    python -m benchmarks.serving --litellm BIN/litellm  # also LiteLLM's proxy (litellm[proxy]) before the same stub
     python -m benchmarks.serving --batching             # the embedded model with and without batching
 
 Stub, server and clients are three processes on loopback. Prints one JSON object.
@@ -124,11 +124,19 @@ def start_litellm(program: str, upstream: str, folder: Path) -> Iterator[str]:
         port = listener.getsockname()[1]
     command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     allow_no_key = "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"
-    environment = {**os.environ, "PYTHONPATH": "", allow_no_key: "true"}
-    proxy = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    use_local_prices = "LITELLM_LOCAL_MODEL_COST_MAP"  # otherwise it downloads a price list at the start
+    environment = {**os.environ, "PYTHONPATH": "", allow_no_key: "true", use_local_prices: "true"}
+    log = folder / "litellm.log"
+    with log.open("w") as output:
+        proxy = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
         asyncio.run(wait_for_server(f"http://127.0.0.1:{port}/v1"))
         yield f"http://127.0.0.1:{port}/v1"
+    except aiohttp.ClientError as error:
+        last_lines = "\n".join(log.read_text().splitlines()[-3:])
+        raise SystemExit(
+            f"LiteLLM did not start (`pip install 'litellm[proxy]'` installs it):\n{last_lines}"
+        ) from error
     finally:
         proxy.terminate()
         proxy.wait(30)

@@ -31,6 +31,15 @@ def test_requests_need_a_valid_key_if_there_is_a_key_file(serve, stub, tmp_path)
     assert all(key not in str(headers) for headers in stub.headers)
 
 
+def test_a_request_with_two_logins_is_rejected(serve, stub, tmp_path):
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "one")
+    address, _ = serve(gate="never", options={"keys": keys})
+    logins = [("Authorization", f"Bearer {key}"), ("Authorization", "Bearer other")]
+    reply = httpx.get(f"{address}/v1/models", headers=logins)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "several_logins")
+
+
 def test_a_running_server_rejects_a_revoked_key(serve, tmp_path):
     file = tmp_path / "keys.json"
     key = add_key(file, "app")

@@ -161,6 +161,14 @@ def test_a_tool_call_in_the_draft_is_forwarded_and_reported(serve, stub):
     assert (result["knowgate"]["gated"], result["knowgate"]["why_not"]) == (False, "the LLM called a tool")
 
 
+@pytest.mark.parametrize("fields", [{"tools": [{"type": "web_search"}]}, {"web_search_options": {}}])
+def test_a_chat_whose_tools_the_upstream_runs_is_sent_once(serve, stub, fields):
+    address, _ = serve(gate="logprob:mean")
+    result = ask(address, **fields).json()
+    assert (result["knowgate"]["gated"], len(stub.bodies)) == (False, 1)
+    assert result["knowgate"]["why_not"] == "the upstream runs tools of this request"
+
+
 IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
 
 

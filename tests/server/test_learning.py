@@ -113,9 +113,10 @@ def test_an_audited_skip_is_lost_if_the_answer_with_passages_differs(serve, stub
 def test_completions_and_responses_are_audited(serve, stub, tmp_path, path, field, stream):
     stub.speaks = True
     address, _ = serve(gate="never", options=audit_options(tmp_path))
-    body = {"model": "m", field: UNKNOWN, "stream": stream}
+    body = {"model": "m", field: UNKNOWN, "stream": stream, "store": True, "metadata": {"case": "7"}}
     assert httpx.post(f"{address}/v1/{path}", json=body, timeout=30).status_code == 200
     loss = wait_for_audits(address, 1)["loss"]
+    assert (stub.bodies[1].get("store", False), stub.bodies[1].get("metadata")) == (False, None)
     assert (loss["drawn"], loss["lost"]) == (1, 1.0)
     assert ["<passages>" in str(sent[field]) for sent in stub.bodies] == [False, True]
     assert "stream" not in stub.bodies[1]
@@ -610,6 +611,20 @@ def test_a_label_compares_both_answers_if_the_arbiter_chose_the_draft(serve, stu
     assert ask(address).json()["choices"][0]["message"]["content"] == SAME
     wait_until(store.list_labels)
     assert store.list_labels()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
+
+
+def test_an_llm_in_this_process_labels_a_question_once(serve, tmp_path):
+    history = TrafficLog(RecordingHistory(), drafts=True)
+
+    def use_log(service):
+        service.gate_service.rag = service.gate_service.rag.replace(log=history)
+        service.learner.labeler.history = history
+
+    address, _ = serve(upstream=False, gate="always", options=audit_options(tmp_path), change=use_log)
+    ask(address, model="knowgate")
+    wait_for_audits(address, 1)
+    history.flush()
+    assert (len(history.store.list_labels()), history.n_labeled) == (1, 1)
 
 
 def test_draft_and_answer_become_a_label_of_the_history(serve, stub, tmp_path):

@@ -72,6 +72,11 @@ def test_request_options_are_applied_and_not_forwarded(serve, stub):
         ("responses", {"input": [{"type": "function_call_output", "output": "3"}]}, "more than messages"),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "more than text"),
         ("responses", {}, "more than messages"),
+        (
+            "responses",
+            {"input": UNKNOWN, "tools": [{"type": "mcp", "server_label": "mail"}]},
+            "the upstream runs tools",
+        ),
     ],
 )
 def test_a_prompt_that_is_no_plain_question_is_forwarded_with_a_reason(serve, stub, path, body, why):

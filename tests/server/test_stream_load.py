@@ -97,7 +97,8 @@ class HealthWatch:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_blank_lines_after_blank_lines_are_dropped(end):
-    lines = [b"data: 1" + end, end]
+    sent_end = b"\n" if end == b"\r" else end
+    lines = [b"data: 1" + sent_end, sent_end]
     assert collect([end * 5 + b"data: 1" + end * 50, end * 50, b"data: 1" + end + end]) == [*lines, *lines]
 
 

@@ -106,11 +106,20 @@ def test_a_stream_of_the_responses_api_gets_no_further_event(serve_hostile, host
 def test_events_that_end_in_carriage_returns_are_forwarded(serve_hostile, hostile, gate):
     events = [chunk("Pa"), chunk("ris"), chunk("", "stop"), b"[DONE]"]
     hostile.reply = STREAM_HEAD + b"".join(b"data: " + event + b"\r\r" for event in events)
-    received = read_stream(serve_hostile(gate))
+    address = serve_hostile(gate)
+    assert "\r" not in ask(address, stream=True).text
+    received = read_stream(address)
     assert received[-1] == "[DONE]"
     texts = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in received[:-1]]
     assert "".join(texts) == "Paris"
     assert "knowgate" in json.loads(received[0])
+
+
+def test_the_byte_order_mark_of_a_stream_is_removed(serve_hostile, hostile):
+    events = [chunk("Pa"), chunk("ris"), chunk("", "stop"), b"[DONE]"]
+    hostile.reply = STREAM_HEAD + b"\xef\xbb\xbf" + b"".join(b"data: " + event + b"\n\n" for event in events)
+    first_event = read_stream(serve_hostile("never"))[0]
+    assert "knowgate" in json.loads(first_event)
 
 
 @pytest.mark.parametrize("gate", ["never", "logprob:mean"])

@@ -26,16 +26,16 @@ MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
 MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
 SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
 LAST_EVENTS_SECONDS = 1.0  # time for the error at the end of a stream, if the client reads slowly
-# Name of an extension of the ASGI scope. Its field `abort` is a function that aborts the connection.
-ABORT_EXTENSION = "knowgate.abort"
+ABORT_EXTENSION = "knowgate.abort"  # extension of the ASGI scope; its field `abort` is a function
 CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream
 DONE_EVENT = b"data: [DONE]\n\n"
 CUT_MESSAGE = "the upstream closed the connection before the answer was complete."
-BLANK_LINES = (b"\n", b"\r\n", b"\r")  # a blank line ends an event
+BLANK_LINES = (b"\n", b"\r\n")  # a blank line ends an event
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Runs that mean the same as one of their parts: several blank lines, and several events that are only a comment.
 BLANK_RUN = re.compile(rb"\n{3,}|(?:\r\n){3,}")
 REPEATED_COMMENT = re.compile(rb"(?<=\n):[^\r\n]*+(?:\n\n|\r\n\r\n)(?=:)")  # before another comment
-# The last event of a stream of the Responses API, which has no event [DONE].
+# Last event of the Responses API, which has no event [DONE].
 RESPONSE_END = re.compile(rb'"type": ?"(?:response\.(?:completed|incomplete|failed)|error)"')
 # All chunks of a streamed chat completion except the last one contain a finish reason of null.
 CHOICES_MARKERS = (b'"choices":[', b'"choices": [')
@@ -60,8 +60,7 @@ class WorkSlice:
     """Regular pauses in the processing of a stream. A fast stream would block all other requests."""
 
     def __init__(self) -> None:
-        self._lines = 0
-        self._bytes = 0
+        self._lines = self._bytes = 0
 
     async def add(self, byte_count: int) -> None:
         """Count one line of `byte_count` bytes. From time to time, let other tasks run."""
@@ -79,10 +78,7 @@ class WorkSlice:
 
 
 def drop_repetitions(chunk: bytes) -> bytes:
-    r"""Remove repeated blank lines and comments of an event stream.
-
-    Example: b"data: 1\n\n\n\n" becomes b"data: 1\n\n".
-    """
+    r"""Remove repeated blank lines and comments of an event stream: b"\n\n\n\n" becomes b"\n\n"."""
     if b"\n\n\n" in chunk or b"\r\n\r\n\r\n" in chunk:
         chunk = BLANK_RUN.sub(lambda match: b"\r\n\r\n" if match[0].startswith(b"\r") else b"\n\n", chunk)
     return REPEATED_COMMENT.sub(b"", chunk) if b"\n:" in chunk else chunk
@@ -115,7 +111,7 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
             line_count += 1
             if line_count > MAX_STREAM_LINES:
                 raise InvalidResponse(f"the stream has more than {MAX_STREAM_LINES:,} lines")
-            line = b"".join(parts)
+            line = _normalize_line(b"".join(parts), is_first=line_count == 1)
             is_blank = line in BLANK_LINES
             if not (is_blank and was_blank):
                 yield line
@@ -123,6 +119,13 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
             await work.add(0)  # the bytes were counted with the chunk
     if parts:
         yield b"".join(parts)
+
+
+def _normalize_line(line: bytes, *, is_first: bool) -> bytes:
+    """Remove the byte order mark of the first line of a stream, and let lines that end in CR end in LF."""
+    if is_first:
+        line = line.removeprefix(BYTE_ORDER_MARK)
+    return line[:-1] + b"\n" if line.endswith(b"\r") else line
 
 
 async def join_data_lines(lines: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -235,8 +238,8 @@ class StreamEnd:
     """Check whether a stream has ended properly. A cut stream has no finish reason, error or [DONE]."""
 
     def __init__(self) -> None:
-        self._is_complete = False
-        self._is_done = False  # whether the client expects no further event
+        self._is_complete = False  # has a finish reason or an error
+        self._is_done = False  # the client expects no further event
 
     def add(self, line: bytes) -> None:
         """Note whether a line of the stream ends it."""

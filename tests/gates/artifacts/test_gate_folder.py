@@ -368,6 +368,12 @@ def test_a_gate_fitted_on_imported_answers_accepts_an_upstream_without_a_model_n
     assert load_gate(recorded).bind(model, PROMPTS).note == ""
 
 
+def test_a_gate_fitted_on_another_run_needs_the_model_name_of_the_upstream(folder):
+    model = UpstreamDraftModel("http://localhost:1/v1", None)
+    with pytest.raises(ArtifactError, match=r"Set `upstream_model` to the name of the upstream's LLM\.$"):
+        load_gate(str(folder)).bind(model, PROMPTS)
+
+
 def test_as_a_plug_in_it_names_the_original_model(folder):
     gate = load_gate(str(folder), plug_in=True).bind(FakeModel(name="other"), PROMPTS)
     assert gate.note == "plug-in, fitted on bound"

@@ -307,6 +307,11 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
         return ""
     if plug_in:
         return f"plug-in, fitted on {fitted_on['name']}"
+    if model.fingerprint == UNNAMED_FINGERPRINT:
+        raise ArtifactError(
+            f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {fitted_on['name']}, and the LLM of the "
+            "upstream has no name to compare it with. Set `upstream_model` to the name of the upstream's LLM."
+        )
     raise ArtifactError(
         f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {fitted_on['name']} (model "
         f"{fitted_on['fingerprint']}, prompts {fitted_prompts}). Your LLM is {model.name} (model {model.fingerprint}, prompts "

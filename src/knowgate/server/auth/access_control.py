@@ -61,7 +61,10 @@ class AccessPolicy:
         if origin_host is not None and origin_host != host:
             raise ApiError(403, "web pages of other origins may not use this server.", "cross_origin")
         if self.key_file is not None:
-            return self._find_key(self.key_file, request.headers.get("authorization", ""))
+            logins = request.headers.getlist("authorization") or [""]
+            if len(logins) > 1:
+                raise ApiError(400, "the request has several Authorization headers. Send one.", "several_logins")
+            return self._find_key(self.key_file, logins[0])
         if self._is_local and host_name not in LOOPBACK_HOSTS:
             message = "this server has no API keys, so requests must be addressed to localhost or 127.0.0.1."
             raise ApiError(403, message, "wrong_host")

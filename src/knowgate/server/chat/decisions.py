@@ -18,7 +18,12 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import GateService, describe_error
-from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
+from knowgate.server.chat.request_formats import (
+    REQUEST_FORMATS,
+    UngatedRequest,
+    extract_question,
+    find_upstream_tools,
+)
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions, is_knowgate_model
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import limit_time
@@ -157,7 +162,8 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     """Answer a request to /completions or /responses with the upstream. Add passages if the gate decides so."""
     gate_service, trace = forwarder.gate_service, request.trace
     rag = gate_service.prepare(request.body, trace)
-    question = REQUEST_FORMATS[path].extract_question(rag.model, request.body)
+    upstream_tools = find_upstream_tools(request.body)
+    question = upstream_tools or REQUEST_FORMATS[path].extract_question(rag.model, request.body)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)

@@ -22,6 +22,7 @@ from knowgate.server.options import PassagePlacement
 from knowgate.types import Model, Passage, Question
 
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
+CLIENT_TOOL_TYPES = ("function", "custom")  # tools of all other types are run by the upstream
 TAG_OPENINGS, SLASHES = "<＜﹤‹«⟨〈\u2329《❮˂", "/／∕⁄⧸"
 # Invisible and combining characters.
 HIDDEN_CHARACTERS = templates.INVISIBLE_CHARACTERS + "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff"
@@ -42,6 +43,15 @@ class UngatedRequest:
     """Request without a question for the gate. `reason` says why."""
 
     reason: str
+
+
+def find_upstream_tools(body: Mapping[str, Any]) -> UngatedRequest | None:
+    """Return a reason not to gate a request whose tools the upstream runs. A second answer would run them twice."""
+    tools = body.get("tools")
+    types = [tool.get("type") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if body.get("web_search_options") is None and all(kind in CLIENT_TOOL_TYPES for kind in types):
+        return None
+    return UngatedRequest("the upstream runs tools of this request")
 
 
 # --- chats ----------------------------------------------------------------------------------------

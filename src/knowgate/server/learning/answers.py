@@ -41,7 +41,17 @@ log = logging.getLogger(__name__)
 FINISH_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
 MAX_RESPONSE_BYTES = 1 << 20  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
-DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "knowgate")
+DROPPED_FIELDS = (
+    "stream",
+    "stream_options",
+    "n",
+    "best_of",
+    "logprobs",
+    "top_logprobs",
+    "knowgate",
+    "store",
+    "metadata",
+)
 
 
 # --- the text of a response -----------------------------------------------------------------------
@@ -242,6 +252,8 @@ class CounterfactualAnswerer:
     ) -> str | None:
         """Send a client's request to the upstream again, with these passages. Return the answer."""
         body = {name: value for name, value in request.body.items() if name not in DROPPED_FIELDS}
+        if request.path == "/responses":
+            body["store"] = False  # by default, the upstream stores every response
         deadline = asyncio.get_running_loop().time() + self.timeout
         forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)
         await forwarder.set_model(forwarded)

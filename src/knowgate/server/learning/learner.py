@@ -115,7 +115,9 @@ class TrafficLearner:
         else:
             closed_answer, open_answer = text, None
         self.recent.update(trace.id, {"closed": closed_answer, "opened": open_answer})
-        if trace.shares_labels and closed_answer is not None and open_answer is not None:
+        is_labeled = trace.way == "in-process"  # by the pipeline, when it answered
+        can_label = trace.shares_labels and not is_labeled
+        if can_label and closed_answer is not None and open_answer is not None:
             self.labeler.add(trace.question, label_by_agreement(closed_answer, open_answer), LabelSource.AGREEMENT)
         if sampled_arm is not None:
             request, question = trace.client_request, trace.question

@@ -24,7 +24,12 @@ from knowgate.gates.arbiters.arbitration import accepts_beginning, choose_answer
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server import streaming
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
+from knowgate.server.chat.request_formats import (
+    REQUEST_FORMATS,
+    UngatedRequest,
+    extract_question,
+    find_upstream_tools,
+)
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.json_api import parse_request
 from knowgate.server.options import ServeOptions
@@ -122,7 +127,7 @@ class UpstreamForwarder:
         messages = parse_request(ChatRequest, request.body).messages
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
-        question = extract_question(rag.model, messages)
+        question = find_upstream_tools(request.body) or extract_question(rag.model, messages)
         if isinstance(question, UngatedRequest):
             request.trace.ungated_reason = question.reason
             return await self.forward(request)
