@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 WORDS = ("The ", "answer ", "is ", "42.")
+USAGE = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
 
 
 @dataclass
@@ -86,8 +87,7 @@ class Stub:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         if body.get("logprobs"):
             choice["logprobs"] = {"content": [self._token(word) for word in WORDS]}
-        usage = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
-        return web.json_response({**self._common_fields(body, "chat.completion"), "choices": [choice], "usage": usage})
+        return web.json_response({**self._common_fields(body, "chat.completion"), "choices": [choice], "usage": USAGE})
 
     async def _wait(self) -> None:
         while self.waits_for is not None and not self.waits_for.is_set():
@@ -105,6 +105,8 @@ class Stub:
                 request.transport.abort()
                 return reply
         await self._send(reply, body, {}, "stop")
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await self._write_chunk(reply, body, {"choices": [], "usage": USAGE})
         await reply.write(b"data: [DONE]\n\n")
         return reply
 
@@ -114,7 +116,10 @@ class Stub:
         choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish}
         if body.get("logprobs") and delta:
             choice["logprobs"] = {"content": [self._token(delta["content"])]}
-        chunk = {**self._common_fields(body, "chat.completion.chunk"), "choices": [choice]}
+        await self._write_chunk(reply, body, {"choices": [choice]})
+
+    async def _write_chunk(self, reply: web.StreamResponse, body: dict[str, Any], fields: dict[str, Any]) -> None:
+        chunk = {**self._common_fields(body, "chat.completion.chunk"), **fields}
         await reply.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
     def answer(self, body: dict[str, Any]) -> str:

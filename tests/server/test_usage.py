@@ -39,6 +39,18 @@ def test_usage_is_the_sum_of_draft_and_answer(serve, stub, chosen):
     assert reply["usage"] == {"prompt_tokens": 10, "completion_tokens": 8, "total_tokens": 18}
 
 
+@pytest.mark.parametrize("draft", ["The answer is 42.", " "])
+def test_usage_of_a_streamed_draft_is_what_the_upstream_reports_after_it(serve, stub, monkeypatch, draft):
+    stub.sure = -9.0
+    answer = stub.answer
+    monkeypatch.setattr(stub, "answer", lambda body: answer(body) if "<passages>" in str(body) else draft)
+    address, _ = serve(gate="logprob:mean")
+    reply = ask(address, UNKNOWN, stream=True, stream_options={"include_usage": True})
+    assert len(stub.bodies) == 2
+    usage = [chunk["usage"] for chunk in events(reply) if chunk.get("usage")]
+    assert [(item["prompt_tokens"], item["completion_tokens"]) for item in usage] == [(10, 8)]
+
+
 def test_usage_is_unchanged_if_there_is_one_call(serve, stub):
     address, _ = serve(gate="always")
     assert ask(address, UNKNOWN).json()["usage"]["total_tokens"] == 9

@@ -352,6 +352,8 @@ async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> Tok
         draft: The answer.
         request: The request body that the upstream got. Only `messages` is used.
     """
+    if draft.has_ended and draft.remaining_lines is not None:
+        await draft.read_to_end()  # the token counts follow the answer
     # A large answer is parsed in a thread, so that other requests need not wait.
     usage = await response_body.run_for_size(len(draft.content), functools.partial(_find_usage, draft))
     prompt_tokens = usage.get("prompt_tokens")
