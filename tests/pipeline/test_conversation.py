@@ -77,6 +77,12 @@ def test_joined_questions_do_not_grow_without_end():
     assert rewrite_follow_up(Rewriter(""), before, "And how?") == "Who wrote Emma? Why? And how?"
 
 
+def test_a_follow_up_to_a_follow_up_is_joined_with_the_question_that_stands_alone():
+    before = [Exchange("Who wrote Emma?", "Jane Austen"), Exchange("And Persuasion?", "the same")]
+    joined = "Who wrote Emma? And Persuasion? And Jane Eyre?"
+    assert rewrite_follow_up(Rewriter(""), before, "And Jane Eyre?") == joined
+
+
 def test_a_conversation_remembers_what_was_said():
     talk = Conversation(AdaptiveRAG(Rewriter(), load_gate("never")))
     talk.ask("Who wrote Emma?")

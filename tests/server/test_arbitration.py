@@ -102,7 +102,8 @@ def test_a_stream_is_held_back_only_until_the_arbiter_accepts_it(serve, stub, mo
         heard += "".join(pieces)
     chunks = [json.loads(line[6:]) for line in heard.splitlines() if line.startswith("data: {")]
     assert said(chunks) == long.strip()
-    assert "choice" not in chunks[0]["knowgate"]
+    choice = chunks[0]["knowgate"]["choice"]
+    assert (choice["given"], choice["arbiter"]) == ("passages", "rules")
 
 
 def test_a_stream_that_abstains_is_replaced_by_its_draft(serve, stub, monkeypatch):

@@ -11,6 +11,7 @@ from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.models.fake import FakeModel
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN
+from tests.server.test_chat import ask as chat
 from tests.support.processes import until
 
 LONG = "Write a long story."
@@ -144,3 +145,15 @@ def test_a_key_with_many_requests_does_not_delay_another_key(serve, tmp_path, mo
         release.set()
         assert {reply.result() for reply in replies} == {200}
     assert order.index("carol") <= 2  # after the request that ran, and at most one that shares its batch
+
+
+def test_questions_to_an_llm_server_do_not_wait_for_each_other(serve, stub):
+    address, _ = serve(upstream=False, model=f"openai:stub-llm@{stub.url}", gate="never")
+    stub.waits_for = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(chat, address, "Who wrote Emma?", model="knowgate")
+        until(lambda: len(stub.bodies) == 1)
+        second = threads.submit(chat, address, "Who wrote Persuasion?", model="knowgate")
+        until(lambda: len(stub.bodies) == 2)
+        stub.waits_for.set()
+        assert [first.result().status_code, second.result().status_code] == [200, 200]

@@ -64,6 +64,25 @@ def test_a_model_in_this_process_reports_prompt_tokens(serve, batch):
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
+def test_usage_and_times_include_the_rewriting_of_a_follow_up(serve):
+    address, _ = serve(upstream=False, gate="never", options={"batch": 1})
+    earlier = [{"role": "user", "content": KNOWN}, {"role": "assistant", "content": "Paris."}]
+    plain = ask(address, "And Peru?", model="knowgate").json()
+    messages = [*earlier, {"role": "user", "content": "And Peru?"}]
+    follow_up = ask(address, model="knowgate", messages=messages).json()
+    assert follow_up["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 100  # the prompt has examples
+    assert follow_up["knowgate"]["milliseconds"]["rewrite"] > 0
+    assert "rewrite" not in plain["knowgate"]["milliseconds"]
+
+
+def test_a_stream_of_a_model_in_this_process_ends_with_usage_on_request(serve):
+    address, _ = serve(upstream=False, gate="never")
+    whole = ask(address, KNOWN, model="knowgate").json()["usage"]
+    reply = ask(address, KNOWN, model="knowgate", stream=True, stream_options={"include_usage": True})
+    assert [chunk["usage"] for chunk in events(reply) if "usage" in chunk] == [whole]
+    assert events(reply)[-1]["choices"] == []
+
+
 # --- the instruction to cite ----------------------------------------------------------------------
 
 

@@ -80,8 +80,16 @@ def _find_content_words(text: str) -> set[str]:
 
 
 def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
-    """Put the previous question before a follow-up. Example: "Who wrote Emma? When was she born?"."""
-    sentences = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
+    """Put the previous questions, back to one that stands alone, before a follow-up.
+
+    Example: "Who wrote Emma? When was she born?".
+    """
+    questions: list[str] = []
+    for exchange in reversed(exchanges):
+        questions.insert(0, exchange.question)
+        if not is_follow_up(exchange.question):
+            break
+    sentences = [part.strip() for part in QUESTION_SENTENCE.findall(" ".join(questions)) if part.strip()]
     if len(sentences) >= MAX_JOINED_QUESTIONS:
         sentences = [sentences[0], sentences[-1]]
     joined = " ".join([*sentences, text])

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 from starlette.responses import Response
 
@@ -23,14 +21,15 @@ from knowgate.gates import TEXT_ONLY_GATE
 from knowgate.models.backend import CLIENT, can_interrupt
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService, describe_error
+from knowgate.server.chat.question_batcher import BatchError, QuestionBatcher
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
 from knowgate.server.chat.request_options import RequestOptions, is_knowgate_model, read_request_options
 from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_error_end, format_event
-from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
-from knowgate.types import Answer, Decision, DecisionNote, PassagesEvent, Question, StreamEvent
+from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, TokenUsage, count_usage
+from knowgate.types import Answer, Decision, DecisionNote, Model, PassagesEvent, Question, StreamEvent
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
 SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
@@ -39,108 +38,6 @@ UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "
 MAX_IGNORED_FIELDS, MAX_FIELD_NAME_CHARS = 20, 80  # of ignored fields that are reported
 SYSTEM_MESSAGE = "system message"  # how it is named among the ignored fields
 MAX_CACHED_PIPELINES = 64
-BATCH_WAIT_SECONDS = 0.003
-MAX_BATCH_SIZE = 16  # a larger batch would make a single question wait longer for the others
-
-
-class BatchError(Exception):
-    """A batch of questions failed. One bad question may be the cause, so each question must be answered on its own."""
-
-
-@dataclass
-class PendingQuestion:
-    """Question that waits for the next batch. `owner` is the API key, `answer` receives the result."""
-
-    question: Question
-    owner: str
-    answer: asyncio.Future[tuple[Answer, TokenUsage]]
-
-
-@dataclass
-class QuestionBatcher:
-    """Queue that answers simultaneous questions in one batch.
-
-    Only questions with the same key, i.e. the same pipeline, share a batch. API keys get equal shares.
-    """
-
-    max_batch_size: int = MAX_BATCH_SIZE
-    wait_seconds: float = BATCH_WAIT_SECONDS
-    _queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)  # asyncio keeps only weak references to tasks
-
-    async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> tuple[Answer, TokenUsage]:
-        """Answer a question in a batch with other questions of the same key.
-
-        Returns:
-            The answer, and the tokens of all calls to the LLM.
-
-        Raises:
-            BatchError: The batch failed.
-        """
-        pending = PendingQuestion(question, CLIENT.get(), asyncio.get_running_loop().create_future())
-        if key in self._queues:
-            self._queues[key].append(pending)
-        else:
-            self._queues[key] = [pending]
-            task = asyncio.ensure_future(self._run_batches(key, rag))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return await pending.answer
-
-    async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
-        """Answer the waiting questions with this key, batch by batch."""
-        try:
-            await asyncio.sleep(self.wait_seconds)
-            while queue := self._queues[key]:
-                waiting = _order_fairly(queue)
-                batch = waiting[: self.max_batch_size]
-                queue[:] = waiting[self.max_batch_size :]
-                if batch:
-                    CLIENT.set(batch[0].owner)  # this task has a context of its own
-                    await self._run_batch(rag, batch)
-        finally:
-            del self._queues[key]
-
-    async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
-        """Answer a batch of questions, and set the results or errors of their futures."""
-        work = asyncio.ensure_future(_answer_batch(rag, [pending.question for pending in batch]))
-
-        def stop_if_unwanted(_: object) -> None:
-            if all(pending.answer.done() for pending in batch):
-                work.cancel()
-
-        for pending in batch:
-            pending.answer.add_done_callback(stop_if_unwanted)
-        try:
-            await asyncio.wait([work])
-            if work.cancelled():
-                return
-            answers, usages = work.result()
-        except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
-            for pending in batch:
-                if not pending.answer.done():
-                    pending.answer.set_exception(BatchError(str(error)))
-            return
-        for pending, answer, usage in zip(batch, answers, usages, strict=True):
-            if not pending.answer.done():
-                pending.answer.set_result((answer, usage))
-
-
-def _order_fairly(questions: list[PendingQuestion]) -> list[PendingQuestion]:
-    """Order questions so that API keys take turns. Example: a1 a2 b1 becomes a1 b1 a2."""
-    by_owner: defaultdict[str, list[PendingQuestion]] = defaultdict(list)
-    for pending in questions:
-        if not pending.answer.done():  # otherwise the client has disconnected
-            by_owner[pending.owner].append(pending)
-    return [pending for turn in zip_longest(*by_owner.values()) for pending in turn if pending is not None]
-
-
-async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[list[Answer], list[TokenUsage]]:
-    """Answer a batch of questions. Return the answers and their token counts."""
-    answers = await rag.aanswer_many(questions)
-    loop = asyncio.get_running_loop()
-    usages = await loop.run_in_executor(rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers])
-    return answers, usages
 
 
 @dataclass
@@ -152,7 +49,9 @@ class AnswerProgress:
         stage: The stage that runs now: "gate", "retrieve" or "answer". If an error occurs, this stage has failed.
         has_text: Whether a part of the answer has already been generated.
         answer: The finished answer.
-        usage: Tokens of all calls to the LLM, if they have been counted.
+        usage: Tokens of all calls to the LLM for the question, if they have been counted.
+        rewrite_usage: Tokens of the call that made a standalone question of a follow-up.
+        streams_usage: Whether the stream ends with the tokens.
         deadline: Time of the event loop's clock at which the request must have ended.
         created: When the answer was started, in seconds since 1970.
     """
@@ -162,6 +61,8 @@ class AnswerProgress:
     has_text: bool = False
     answer: Answer | None = None
     usage: TokenUsage | None = None
+    rewrite_usage: TokenUsage = TokenUsage()
+    streams_usage: bool = False
     deadline: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -221,7 +122,10 @@ class LocalChat:
         trace.way = "in-process"
         trace.model_name = model.name
         trace.ignored_fields = _list_ignored(body)
-        question = await self._extract_question(request)
+        meter = RewriteMeter(model)
+        question = await self._extract_question(request, meter)
+        if meter.seconds:
+            trace.add_time("rewrite", meter.seconds)
         trace.set_question(question)
         options = replace(options, shares_labels=trace.shares_labels)
         requested_tokens = request.max_completion_tokens or request.max_tokens
@@ -230,10 +134,11 @@ class LocalChat:
         )
         options = await self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
-        progress = AnswerProgress(trace, deadline=deadline)
+        progress = AnswerProgress(trace, deadline=deadline, rewrite_usage=meter.usage)
+        progress.streams_usage = _wants_usage(body)
         if body.get("stream"):
             return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
-        if self.options.batch > 1:
+        if self.options.batch > 1 and model.concurrency == 1:  # a server of LLMs makes batches itself
             # If calls of other keys can interrupt a batch, each key has batches of its own.
             owner = CLIENT.get() if can_interrupt(model) else ""
             pieces = self._generate_batched((options, max_tokens, owner), rag, question, progress)
@@ -241,11 +146,14 @@ class LocalChat:
             pieces = self._generate(rag, question, progress)
         return await self._respond(pieces, progress, rag)
 
-    async def _extract_question(self, request: LocalChatRequest) -> Question:
-        """Return the question at the end of a chat, or raise an ApiError (400) if there is none."""
-        model = self.gate_service.rag.model
-        loop = asyncio.get_running_loop()  # the model rewrites a follow-up question, in its own thread
-        question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
+    async def _extract_question(self, request: LocalChatRequest, meter: RewriteMeter) -> Question:
+        """Return the question at the end of a chat, or raise an ApiError (400) if there is none.
+
+        The model rewrites a follow-up question in its own thread. `meter` measures that.
+        """
+        loop = asyncio.get_running_loop()
+        model = cast(Model, meter)  # has the only method that rewriting needs
+        question = await loop.run_in_executor(meter.model.workers, extract_question, model, request.messages)
         if isinstance(question, UngatedRequest):
             message = f"a model in this process answers plain questions only, but {question.reason}."
             raise ApiError(400, message, "not_a_question")
@@ -363,11 +271,8 @@ class LocalChat:
             text = "".join([piece async for piece in pieces])
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": _get_finish_reason(progress, rag)}
-        usage = progress.usage or TokenUsage()
-        if progress.usage is None and progress.answer is not None:
-            loop = asyncio.get_running_loop()  # only the thread of the model may use its tokenizer
-            usage = await loop.run_in_executor(rag.model.workers, count_usage, progress.answer, rag)
-        completion = {**_build_head(progress, rag, "chat.completion"), "choices": [choice], "usage": usage.to_json()}
+        usage = await _sum_usage(progress, rag)
+        completion = {**_build_head(progress, rag, "chat.completion"), "choices": [choice], "usage": usage}
         return json_response({**completion, "knowgate": progress.trace.to_json()}, headers=progress.trace.headers)
 
     async def _respond_streaming(
@@ -382,6 +287,21 @@ class LocalChat:
             raise
         events = _format_chunks(first, pieces, progress, rag)
         return EventStreamResponse(events, progress.trace.headers, progress.deadline)
+
+
+async def _sum_usage(progress: AnswerProgress, rag: AdaptiveRAG) -> dict[str, int]:
+    """Return the field `usage`: the tokens of all calls to the LLM that the request needed."""
+    usage = progress.usage or TokenUsage()
+    if progress.usage is None and progress.answer is not None:
+        loop = asyncio.get_running_loop()  # only the thread of the model may use its tokenizer
+        usage = await loop.run_in_executor(rag.model.workers, count_usage, progress.answer, rag)
+    return (usage + progress.rewrite_usage).to_json()
+
+
+def _wants_usage(body: Mapping[str, Any]) -> bool:
+    """Return whether a stream shall end with the tokens."""
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def _list_ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -411,6 +331,8 @@ async def _format_chunks(
             yield format_event(build_chunk({"content": piece}))
         last_chunk = build_chunk({}, _get_finish_reason(progress, rag))
         yield format_event({**last_chunk, "knowgate": progress.trace.to_json()})
+        if progress.streams_usage:
+            yield format_event({**head, "choices": [], "usage": await _sum_usage(progress, rag)})
         yield DONE_EVENT
     except ApiError as error:
         yield format_error_end(error)

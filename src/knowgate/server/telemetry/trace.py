@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,7 +16,18 @@ from starlette.datastructures import Headers
 from knowgate.core.text import estimate_tokens
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.types import Answer, ArbiterChoice, Completion, Decision, DecisionNote, Passage, Question, TokenizingModel
+from knowgate.types import (
+    Answer,
+    ArbiterChoice,
+    Completion,
+    Decision,
+    DecisionNote,
+    Model,
+    Passage,
+    Prompt,
+    Question,
+    TokenizingModel,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,9 @@ class TokenUsage:
 
     prompt: int = 0
     completion: int = 0
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(self.prompt + other.prompt, self.completion + other.completion)
 
     def to_json(self) -> dict[str, int]:
         """Return the field `usage` of a chat completion."""
@@ -96,6 +110,7 @@ class RequestTrace:
         client_request: The original request, which audits send again.
         draft: The answer without passages that the gate read.
         choice: Choice of the arbiter between the answers with and without passages.
+        accepting_arbiter: Arbiter that accepted the answer with passages by its beginning, so that `choice` is None.
         arbitration_gap: Reason why the arbiter was not used although there is a draft.
         model_name: Name of the LLM that answers.
         other_model: The same, if it is not the LLM of this server; otherwise "".
@@ -123,6 +138,7 @@ class RequestTrace:
     client_request: ClientRequest | None = None
     draft: Completion | None = None
     choice: ArbiterChoice | None = None
+    accepting_arbiter: str = ""
     arbitration_gap: str = ""
     model_name: str = ""
     other_model: str = ""
@@ -194,6 +210,9 @@ class RequestTrace:
             The field `choice`, which says which answer it picked and why. If it could not compare them, the field
             `unweighed` with the reason instead. No field if the pipeline has no arbiter.
         """
+        if self.accepting_arbiter:
+            reason = "the beginning of the answer with passages is a proper answer"
+            return {"choice": {"given": "passages", "arbiter": self.accepting_arbiter, "reason": reason}}
         if self.choice is None:
             return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}
         source = "draft" if self.choice.is_closed_book else "passages"
@@ -234,15 +253,35 @@ def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
         prompts.append(rag.prompts.open(answer.question, answer.passages))
     if answer.draft is not None or not answer.passages:
         prompts.append(rag.prompts.closed(answer.question))
-    model = rag.model
-    if isinstance(model, TokenizingModel):
-        prompt_tokens = sum(len(model.tokenize(prompt.text)) for prompt in prompts)
-    else:
-        prompt_tokens = round(sum(estimate_tokens(prompt.text) for prompt in prompts))
     completion_tokens = answer.n_tokens
     if answer.passages and answer.draft is not None:  # there are two answers, and `answer.n_tokens` counts only one
         if answer.choice is not None and answer.choice.is_closed_book:  # the draft was sent
             completion_tokens += round(estimate_tokens(answer.choice.open))
         else:
             completion_tokens += round(answer.draft.n_tokens or 0)
-    return TokenUsage(prompt_tokens, completion_tokens)
+    return TokenUsage(_count_prompt_tokens(rag.model, prompts), completion_tokens)
+
+
+def _count_prompt_tokens(model: Model, prompts: Sequence[Prompt]) -> int:
+    """Count the tokens of prompts. They are estimated if the model has no tokenizer."""
+    if isinstance(model, TokenizingModel):
+        return sum(len(model.tokenize(prompt.text)) for prompt in prompts)
+    return round(sum(estimate_tokens(prompt.text) for prompt in prompts))
+
+
+@dataclass
+class RewriteMeter:
+    """LLM that rewrites follow-up questions. It measures the tokens and the seconds that this takes."""
+
+    model: Model
+    usage: TokenUsage = TokenUsage()
+    seconds: float = 0.0
+
+    def generate(self, prompts: Sequence[Prompt], *, max_tokens: int) -> list[list[Completion]]:
+        """Let the LLM generate texts."""
+        start = time.perf_counter()
+        completions = self.model.generate(prompts, max_tokens=max_tokens)
+        self.seconds = time.perf_counter() - start
+        n_tokens = sum(completion.n_tokens for samples in completions for completion in samples)
+        self.usage = TokenUsage(_count_prompt_tokens(self.model, prompts), round(n_tokens))
+        return completions

@@ -278,6 +278,7 @@ class UpstreamForwarder:
             return await forward_response(self.upstream, answer, request.trace)
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
         if is_beginning_accepted:
+            request.trace.accepting_arbiter = arbiter.name
             return await _make_draft_response(self.upstream, answer, request)
         chosen = await self._arbitrate(arbiter, question, draft, answer, request.trace)
         if chosen is draft:  # the response reports the tokens of the draft, plus those of the discarded answer
