@@ -61,7 +61,7 @@ class AnswerProgress:
     has_text: bool = False
     answer: Answer | None = None
     usage: TokenUsage | None = None
-    rewrite_usage: TokenUsage = TokenUsage()
+    rewrite_usage: TokenUsage = field(default_factory=TokenUsage)
     streams_usage: bool = False
     deadline: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))

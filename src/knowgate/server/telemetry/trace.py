@@ -274,7 +274,7 @@ class RewriteMeter:
     """LLM that rewrites follow-up questions. It measures the tokens and the seconds that this takes."""
 
     model: Model
-    usage: TokenUsage = TokenUsage()
+    usage: TokenUsage = field(default_factory=TokenUsage)
     seconds: float = 0.0
 
     def generate(self, prompts: Sequence[Prompt], *, max_tokens: int) -> list[list[Completion]]:
