@@ -108,6 +108,16 @@ def test_the_dashboard_and_cost_give_the_same_money(serve, stub, tmp_path):
     assert saved == pytest.approx(4 * (cost.always.money(prices) - cost.gated.money(prices)))
 
 
+def test_replay_takes_no_costs_from_decisions_without_an_answer(serve, stub, tmp_path):
+    address, _ = serve(gate="logprob:first", options=log_options(tmp_path))
+    stub.sure = -9.0
+    ask(address)
+    for _ in range(3):
+        httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30)
+    traffic = Traffic(read_server_log(tmp_path / "d.db").events)
+    assert (len(traffic.events), traffic.count_known("open_book_cost")) == (4, 1)
+
+
 def test_a_draft_for_the_arbiter_alone_is_an_extra_call(serve, stub):
     options = {"price_search": 0.005, "price_llm_call": 0.002}
     address, _ = serve(gate="always", options=options, change=use_arbiter(FixedArbiter(0.1)))

@@ -667,6 +667,15 @@ def test_feedback_on_a_skipped_request_becomes_a_human_label(serve, stub, tmp_pa
     assert store.list_labels() == [(UNKNOWN, label, LabelSource.HUMAN)]
 
 
+def test_a_rating_after_a_search_of_the_application_becomes_no_label(serve, stub, tmp_path):
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
+    address, app = serve(gate="always", options=options)
+    use_history(app)
+    id = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30).json()["id"]
+    assert httpx.get(f"{address}/v1/decisions/{id}").json()["only_decided"] is True
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
+
+
 def test_the_history_is_written_after_a_feedback_that_missed_the_deadline(serve, stub, tmp_path):
     options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0, "deadline": 1.0}
     address, app = serve(gate="never", options=options)

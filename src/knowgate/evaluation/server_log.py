@@ -26,7 +26,7 @@ from knowgate.evaluation.traffic_log import LoggedTraffic, would_skip
 from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
-SERVER_DECISION_STAGES = ("read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
+SERVER_DECISION_STAGES = ("rewrite", "read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
 SEPARATE_DRAFT = "separate-draft"  # the way of requests whose draft is read by the gate and never sent
 # Whether the draft is the answer to a skipped question. Unknown for an LLM in the process of the server.
 DRAFT_BY_WAY = {"question": False, "draft": True, "race": True, SEPARATE_DRAFT: False}
@@ -401,4 +401,6 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
         has_draft=DRAFT_BY_WAY.get(way),
         always_searches=way == "race",
     )
+    if record.get("only_decided"):  # the costs of searching and answering are known only to the application
+        return event
     return replace(event, open_book_cost=answering) if retrieved else replace(event, closed_book_cost=answering)

@@ -16,8 +16,7 @@ from knowgate.data.history.entries import MAX_QUESTION_CHARS, is_too_long
 MAX_DECIDED_QUESTIONS = 256
 MAX_RERANKED_DOCUMENTS = 1000
 MAX_FEEDBACK_CHARS = 10_000
-MAX_FILTER_PATTERNS = 32
-MAX_PATTERN_CHARS = 200
+MAX_FILTER_PATTERNS, MAX_PATTERN_CHARS = 32, 200
 TOO_LONG = f"the question has more than {MAX_QUESTION_CHARS:,} characters after Unicode normalization"
 
 
@@ -290,11 +289,12 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """Decision in the log. `at` is in seconds since 1970. `follow_up`: a question made from several messages."""
+    """Decision in the log. `at`: seconds since 1970. `follow_up`: made from several messages. `only_decided`: not answered."""
 
     at: float
     question: str | None = None
     follow_up: bool | None = None
+    only_decided: bool | None = None
     feedback: list[FeedbackEntry]
     correction: str | None = None
 

@@ -183,6 +183,8 @@ class Service:
         report = trace.to_json()
         if trace.source_questions:  # the question was made from several messages of a chat
             report["follow_up"] = True
+        if route not in ANSWER_ROUTES:  # the application searches and answers itself
+            report["only_decided"] = True
         self.recent.append(report, trace.question, trace.owner, trace.source_questions)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)

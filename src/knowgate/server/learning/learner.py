@@ -132,7 +132,9 @@ class TrafficLearner:
         question = decision.get("question")
         if self.labeler.history is None or not isinstance(question, str) or decision.get("follow_up"):
             return False
-        answers = {**decision, "retrieved": bool(decision.get("passages"))}
+        # After a decision of /v1/decide, the application searches itself.
+        searched_elsewhere = decision.get("only_decided") and decision.get("retrieve")
+        answers = {**decision, "retrieved": bool(decision.get("passages") or searched_elsewhere)}
         label = label_by_feedback(rating, feedback.correction, answers)
         if label is None:
             return False
