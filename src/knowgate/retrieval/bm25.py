@@ -25,7 +25,7 @@ from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, read_array
-from knowgate.retrieval.passages import check_k, format_passage
+from knowgate.retrieval.passages import check_k, format_passage, read_hits
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage
 
@@ -99,7 +99,8 @@ class Postings:
         data = self._create_array("data", int(offsets[-1]), np.float32)
         rows = self._create_array("rows", int(offsets[-1]), np.int32)
         idf = _compute_idf(frequencies, len(self.lengths))
-        norms = _compute_length_norms(np.frombuffer(self.lengths, dtype=np.int32))
+        lengths = np.frombuffer(self.lengths, dtype=np.int32)
+        norms = K1 * ((1 - B) + B * lengths / lengths.mean())
         for block in self._read_blocks():
             counts = block.counts.astype(np.float32)
             slots = _assign_slots(block.terms, next_slots)
@@ -172,12 +173,6 @@ def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32)[positions]
 
 
-def _compute_length_norms(lengths: IntArray) -> NDArray[np.float64]:
-    """Return the length norm of each passage in the BM25 formula."""
-    norms: NDArray[np.float64] = K1 * ((1 - B) + B * lengths / lengths.mean())
-    return norms
-
-
 def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
     """Return the rows that may have one of the k best scores.
 
@@ -221,16 +216,7 @@ class Bm25Retriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to `k` passages for each query, best first."""
         check_k(k)
-        return [self._search(query, k) for query in queries]
-
-    def _search(self, query: str, k: int) -> list[Passage]:
-        """Return up to `k` passages for one query, best first."""
-        hits = self._find_hits(query, k)
-        found = []
-        for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True):
-            passage = self._passages[row]
-            found.append(Passage(passage.id, passage.text, passage.title, score))
-        return found
+        return [read_hits(self._passages, self._find_hits(query, k)) for query in queries]
 
     def _find_hits(self, query: str, k: int) -> NearestHits:
         """Return the rows and scores of the best passages for a query."""

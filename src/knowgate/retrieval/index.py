@@ -11,30 +11,34 @@ import itertools
 import json
 import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.core.files import atomic_folder, sha256_text, sha256_texts
 from knowgate.core.options import Count, Options, option, with_options
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadInput, BadSetting, BrokenIndex
-from knowgate.retrieval import dense, index_folder
+from knowgate.retrieval import index_folder
 from knowgate.retrieval.bm25 import build_bm25_matrix
 from knowgate.retrieval.chunking import MAX_PASSAGE_WORDS, split_document
-from knowgate.retrieval.dense import ProgressCallback
 from knowgate.retrieval.documents import Corpus, Document, find_documents
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
+from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, check_vectors, load_embedder
 from knowgate.retrieval.index_folder import DocumentRow, IndexKind, IndexManifest, IndexSettings
 from knowgate.retrieval.passage_store import PassageStore, PassageWriter
+from knowgate.retrieval.passages import format_passage
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Embedder, Vector
 
 MAX_NAMED_PROBLEMS = 5  # unreadable documents that a summary names
 NO_TEXT = "no text"  # the key under which IndexReport.skipped counts files without text
 _PROGRESS_EVERY = 100  # documents between two calls of the progress callback
+NO_ROW = -1  # instead of a row number: the passage has no vector in the previous index
+_EMBEDDED_AT_ONCE = 512  # passages embedded, or vectors copied, at once
+ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0 while the total is unknown)
 
 
 class IndexOptions(Options):
@@ -306,7 +310,7 @@ class CorpusScan:
             first = self.previous.rows[row.id].first
             self.previous_rows.extend(range(first, first + row.count))
             return
-        self.previous_rows.extend([dense.NO_ROW] * row.count)
+        self.previous_rows.extend([NO_ROW] * row.count)
         if row.id in self.previous.rows:
             self.report.changed += 1
         else:
@@ -351,12 +355,29 @@ def _write_bm25_scores(folder: Path, passages: PassageStore, tokenizer: Tokenize
 
 
 def _write_vectors(scan: CorpusScan, passages: PassageStore, embedder: Embedder, progress: ProgressCallback) -> None:
-    """Write the vectors of all passages, reusing those of unchanged passages."""
-    dense.write_vectors(
-        scan.folder / index_folder.VECTORS_FILE,
-        passages,
-        previous_rows=np.array(scan.previous_rows),
-        previous_vectors=scan.previous.get_vectors(embedder),
-        embedder=embedder,
-        progress=progress,
-    )
+    """Write one vector per passage, reusing the vectors of unchanged passages."""
+    vectors: Vector | None = None  # created when the width of a vector is known
+    previous_vectors = scan.previous.get_vectors(embedder)
+    previous_rows = np.array(scan.previous_rows)
+    if previous_vectors is None:
+        previous_rows = np.full(len(passages), NO_ROW)
+    elif (previous_rows != NO_ROW).any():
+        vectors = _create_vectors(scan.folder, len(passages), previous_vectors.shape[1])
+        for block in split_batches(np.flatnonzero(previous_rows != NO_ROW), _EMBEDDED_AT_ONCE):
+            vectors[block] = previous_vectors[previous_rows[block]]
+    new_rows = np.flatnonzero(previous_rows == NO_ROW)
+    for start in range(0, len(new_rows), _EMBEDDED_AT_ONCE):
+        rows = new_rows[start : start + _EMBEDDED_AT_ONCE]
+        texts = [format_passage(passages[int(row)]) for row in rows]
+        embedded = check_vectors(embedder.embed(texts), len(texts))
+        if vectors is None:
+            vectors = _create_vectors(scan.folder, len(passages), embedded.shape[1])
+        vectors[rows] = embedded
+        progress("embed", start + len(rows), len(new_rows))
+
+
+def _create_vectors(folder: Path, rows: int, width: int) -> Vector:
+    """Create the file of vectors, and return it as a writable memory map."""
+    path = folder / index_folder.VECTORS_FILE
+    vectors: Vector = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, width))
+    return vectors
