@@ -24,7 +24,7 @@ from knowgate.core.nearest_neighbors import NearestHits
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BrokenIndex
-from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, read_array
+from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, create_array, read_array
 from knowgate.retrieval.passages import check_k, format_passage, read_hits
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage
@@ -96,8 +96,8 @@ class Postings:
         # The scores of term t fill the slots offsets[t] to offsets[t + 1] - 1 of the output arrays.
         offsets = np.concatenate([[0], np.cumsum(frequencies)])
         next_slots = offsets[:-1].copy()  # the next free slot of each term
-        data = self._create_array("data", int(offsets[-1]), np.float32)
-        rows = self._create_array("rows", int(offsets[-1]), np.int32)
+        data = create_array(self._scratch / "data.npy", (int(offsets[-1]),), np.float32)
+        rows = create_array(self._scratch / "rows.npy", (int(offsets[-1]),), np.int32)
         idf = _compute_idf(frequencies, len(self.lengths))
         lengths = np.frombuffer(self.lengths, dtype=np.int32)
         norms = K1 * ((1 - B) + B * lengths / lengths.mean())
@@ -118,10 +118,6 @@ class Postings:
     def _read_blocks(self) -> Iterator[PostingsBlock]:
         for path in self._blocks:
             yield PostingsBlock(*np.load(path))
-
-    def _create_array(self, name: str, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Create an uninitialized array as a memory-mapped file in the scratch folder."""
-        return np.lib.format.open_memmap(self._scratch / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))
 
 
 def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:

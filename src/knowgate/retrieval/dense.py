@@ -13,7 +13,7 @@ from functools import cached_property
 
 from knowgate.core.files import sha256_text
 from knowgate.core.nearest_neighbors import find_nearest_rows, max_row_norm
-from knowgate.errors import BadSetting, ModelError
+from knowgate.errors import ModelError
 from knowgate.retrieval.embeddings import check_vectors
 from knowgate.retrieval.passages import check_k, read_hits
 from knowgate.types import Embedder, Passage, Retriever, Vector
@@ -28,17 +28,13 @@ class HybridRetriever:
     Passages with the same id count as the same passage.
 
     Args:
-        retrievers: Two or more retrievers over the same documents.
+        retrievers: Retrievers over the same documents.
     """
 
     name = "hybrid"
 
     def __init__(self, retrievers: Sequence[Retriever]):
-        if len(retrievers) < 2:
-            raise BadSetting(
-                f"a hybrid retriever needs at least two retrievers, got {len(retrievers)}. Add one to `retrievers`."
-            )
-        self._retrievers = tuple(retrievers)
+        self._retrievers = retrievers
 
     @property
     def fingerprint(self) -> str:
