@@ -86,7 +86,8 @@ def test_damaged_replies_of_web_search_are_refused_or_read(engine, good, folder,
     def look(body):
         options = WebOptions(days=0, minute=1_000_000, day=1_000_000)
         cache = folder / str(next(NUMBERED))
-        retriever = WebRetriever(engine, "http://web.test", options, cache=cache, transport=saying(body))
+        monkeypatch.setattr("knowgate.retrieval.engines.web.cache_dir", lambda: cache)
+        retriever = WebRetriever(engine, "http://web.test", options, saying(body))
         outcome = attempt("search server", f"replies of {engine}, damaged", lambda: retriever.search(["q"], 3))
         if not outcome.refusal:
             check_passages(outcome.value)

@@ -47,7 +47,7 @@ def start_prefetcher():
 
 
 def matches(questions, results):
-    return [(passages[0].id, count) for passages, count in results] == [
+    return [(result.passages[0].id, result.frequency) for result in results] == [
         (question.id, int(question.id)) for question in questions
     ]
 

@@ -378,7 +378,7 @@ def test_failed_rows_are_retried_after_an_incomplete_last_line(tmp_path):
     whole = list(folder.done())
     with (folder.path / "labels.jsonl").open("ab") as file:
         file.write(b'{"id": "torn')
-    run(tmp_path, retry_failed=True)
+    run(tmp_path, made=labeler(retry_failed=True))
     assert list(folder.done()) == whole
 
 

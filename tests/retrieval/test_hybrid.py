@@ -4,7 +4,6 @@ from itertools import permutations
 
 import pytest
 
-from knowgate.errors import BadSetting
 from knowgate.retrieval.dense import HybridRetriever
 from tests.support.retrieval_fakes import FixedRetriever
 
@@ -33,11 +32,6 @@ def test_the_same_ranks_in_another_order_give_equal_scores():
 def test_an_empty_ranking_does_not_change_the_other():
     (found,) = HybridRetriever([FixedRetriever(), FixedRetriever("a", "b")]).search(["q"], 5)
     assert [passage.id for passage in found] == ["a", "b"]
-
-
-def test_a_single_retriever_is_an_error():
-    with pytest.raises(BadSetting, match="at least two retrievers"):
-        HybridRetriever([FixedRetriever("a")])
 
 
 def test_the_fingerprint_changes_with_its_retrievers():

@@ -192,10 +192,16 @@ def test_a_breaker_that_a_probe_confirms_is_opened_by_trip_alone():
     assert breaker.state == "open"
 
 
-def test_a_reached_cap_of_web_searches_opens_no_breaker_and_cached_questions_are_answered(serve, tmp_path):
+@pytest.fixture
+def web_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.retrieval.engines.web.cache_dir", lambda: tmp_path)
+
+
+@pytest.mark.usefixtures("web_cache")
+def test_a_reached_cap_of_web_searches_opens_no_breaker_and_cached_questions_are_answered(serve):
     result = {"url": "https://bala.example/", "title": "Canteen", "content": "Mira runs it."}
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"results": [result]}))
-    web = WebRetriever("searxng", "http://searx.example", WebOptions(minute=1), cache=tmp_path, transport=transport)
+    web = WebRetriever("searxng", "http://searx.example", WebOptions(minute=1), transport)
     address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web)))
 
     def search(question):
@@ -274,9 +280,10 @@ def make_odd_server(reply):
         (b"<html>", (["retriever"], 0)),
     ],
 )
-def test_odd_replies_to_some_questions_do_not_stop_retrieval_for_others(serve, tmp_path, reply, report):
+@pytest.mark.usefixtures("web_cache")
+def test_odd_replies_to_some_questions_do_not_stop_retrieval_for_others(serve, reply, report):
     options = WebOptions(minute=1000)
-    web = WebRetriever("searxng", "http://s.example", options, cache=tmp_path, transport=make_odd_server(reply))
+    web = WebRetriever("searxng", "http://s.example", options, make_odd_server(reply))
     address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web)))
 
     def search(question):

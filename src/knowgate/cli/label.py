@@ -14,7 +14,7 @@ from knowgate.cli.options import LimitOption, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import write_text
 from knowgate.data.questions import load_questions
-from knowgate.data.questions.exports import read_extra_fields
+from knowgate.data.questions.files import read_extra_fields
 from knowgate.data.runs.folder import RunFolder
 from knowgate.labels.answer_import import ImportOptions
 from knowgate.labels.answer_import import import_answers as run_import

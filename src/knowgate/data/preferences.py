@@ -286,8 +286,8 @@ def compute_rank_metrics(rows: Sequence[Preference], scores: Sequence[Sequence[f
         The values of each metric by its name, such as 'P@3', with one number per row.
     """
     hits = [rank_hits(row, values) for row, values in zip(rows, scores, strict=True)]
-    values_by_name: dict[str, FloatArray] = {}
-    for k in CUTOFFS:
-        for name, metric in RANK_METRICS.items():
-            values_by_name[f"{name}@{k}"] = np.array([metric(row_hits, k) for row_hits in hits], dtype=np.float64)
-    return values_by_name
+    return {
+        f"{name}@{k}": np.array([metric(row_hits, k) for row_hits in hits], dtype=np.float64)
+        for k in CUTOFFS
+        for name, metric in RANK_METRICS.items()
+    }

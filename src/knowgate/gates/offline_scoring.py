@@ -400,5 +400,5 @@ def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str
             "with `knowgate label`.",
             brief="the gates were fitted on all of the questions",
         )
-    unseen = table.subset(np.flatnonzero(~is_seen))
-    return unseen.with_changes(left_out={**table.left_out, "seen by a gate": int(is_seen.sum())})
+    left_out = {**table.left_out, "seen by a gate": int(is_seen.sum())}
+    return table.subset(np.flatnonzero(~is_seen), left_out=left_out)

@@ -15,7 +15,7 @@ from typing import Any
 from knowgate.core.files import sha256_text
 from knowgate.core.options import Options, option
 from knowgate.core.validation import format_value
-from knowgate.data.questions.exports import ExtraFields
+from knowgate.data.questions.files import ExtraFields
 from knowgate.data.questions.records import extract_text, find_field, get_first_field
 from knowgate.data.runs.folder import RECORDED_PREFIX, RunFolder, hash_settings
 from knowgate.data.runs.rows import RECORDED_GRADER, GradedAnswer, LabelRow
@@ -55,7 +55,9 @@ def parse_grade(value: Any, where: str, pass_score: float | None) -> bool | None
         return None
     if pass_score is None and word in RIGHT_WORDS | WRONG_WORDS:  # with `pass_score`, '1' is a score
         return word in RIGHT_WORDS
-    score = _parse_score(value, where)
+    score = _parse_number(value)
+    if math.isnan(score):
+        raise BadInput(f"{where} is {format_value(value)}, which is not a grade. Write true, false, 0, 1 or a score.")
     if pass_score is not None:
         return score >= pass_score
     if score not in (-1, 0, 1):  # some tools write -1 for a thumb down
@@ -63,15 +65,12 @@ def parse_grade(value: Any, where: str, pass_score: float | None) -> bool | None
     return score == 1
 
 
-def _parse_score(value: Any, where: str) -> float:
-    """Parse a recorded score, which must be a number."""
+def _parse_number(value: Any) -> float:
+    """Convert a number, or a text with a number, to a float. Other values become NaN."""
     try:
-        score = float(value)
+        return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        score = math.nan
-    if math.isnan(score):
-        raise BadInput(f"{where} is {format_value(value)}, which is not a grade. Write true, false, 0, 1 or a score.")
-    return score
+        return math.nan
 
 
 def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
@@ -169,10 +168,7 @@ def parse_amount(value: Any, where: str) -> float | None:
     """Parse a number of at least 0. None means not recorded."""
     if value is None or value == "":
         return None
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = _parse_number(value)
     if not (math.isfinite(number) and number >= 0):
         raise BadInput(f"{where} must be a number of at least 0, not {format_value(value)}. Correct or remove it.")
     return number
@@ -307,12 +303,10 @@ def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) 
     question = record.question
     closed_book = _make_answer(record, "closed", grader, options)
     open_book = _make_answer(record, "open", grader, options)
-    language = detect_question_language(question)
-    row = make_empty_row(question, language, grader)
-    grader_name = RECORDED_GRADER if options.closed_correct else row.grader
+    row = make_empty_row(question, detect_question_language(question), grader)
     row = replace(
         row,
-        grader=grader_name,
+        grader=RECORDED_GRADER if options.closed_correct else row.grader,
         meta=_drop_field(question.meta, options.logprobs),  # they are stored with the answer
         closed=closed_book,
         open=open_book,
@@ -327,9 +321,7 @@ def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) 
 
 def _count_tokens(answer: GradedAnswer | None) -> int:
     """Return the recorded number of tokens, or else count those with log-probabilities."""
-    if answer is None:
-        return 0
-    return answer.n_tokens or len(answer.tokens or ())
+    return answer.n_tokens or len(answer.tokens or ()) if answer else 0
 
 
 def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: ImportOptions) -> GradedAnswer | None:
@@ -341,12 +333,9 @@ def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: I
         grader: Compares the answer with the gold answer. Its verdict counts unless a grade was recorded.
         options: Names of the recorded fields.
     """
-    key = options.get_key(name)
-    if not key:
+    if not options.get_key(name):
         return None
-    answer = _make_ungraded_answer(record, key, name, options)
-    if name == "closed":
-        answer = replace(answer, tokens=record.parse(options.logprobs, parse_tokens))
+    answer = _make_ungraded_answer(record, name, options)
     [grade] = grader.grade([answer.text], [record.question])
     grade_key = options.get_key(name, "_correct")
     if not grade_key:
@@ -356,12 +345,13 @@ def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: I
     return replace(answer, correct=recorded_grade, other_grades=other_grades)
 
 
-def _make_ungraded_answer(record: RecordedQuestion, key: str, name: str, options: ImportOptions) -> GradedAnswer:
+def _make_ungraded_answer(record: RecordedQuestion, name: str, options: ImportOptions) -> GradedAnswer:
     """Make an answer with its tokens and seconds from the recorded fields, without a grade."""
+    text = str(record.get(options.get_key(name)))
+    tokens = record.parse(options.logprobs, parse_tokens) if name == "closed" else None
     prompt_tokens, n_tokens = record.parse(options.get_key(name, "_tokens"), parse_token_counts)
     seconds = record.parse(options.get_key(name, "_seconds"), parse_amount)
-    text = str(record.get(key))
-    return GradedAnswer(text, correct=None, n_tokens=n_tokens, prompt_tokens=prompt_tokens, seconds=seconds)
+    return GradedAnswer(text, tokens, n_tokens=n_tokens, prompt_tokens=prompt_tokens, seconds=seconds)
 
 
 def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:

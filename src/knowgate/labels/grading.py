@@ -16,6 +16,7 @@ from knowgate.types import Model, Prompt, Question, Reading
 
 YES_PATTERN = re.compile(r"\b(1|yes|true)\b|是|包含|蕴含", re.IGNORECASE)
 NO_PATTERN = re.compile(r"\b(0|no|false|not)\b|否|不", re.IGNORECASE)
+JudgeStyle = Literal["contains", "implies"]
 VERDICT_TOKENS = 4  # maximum length of a judge's verdict, which is a yes or a no
 
 
@@ -90,7 +91,7 @@ class JudgeGrader:
     """
 
     model: Model
-    style: Literal["contains", "implies"] = "implies"
+    style: JudgeStyle = "implies"
 
     @property
     def name(self) -> str:
@@ -100,18 +101,14 @@ class JudgeGrader:
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
         """Ask the judge whether each answer is right. Without a gold answer, there is no grade."""
         prompts = [self._make_prompt(answer, question) for answer, question in zip(answers, questions, strict=True)]
-        distinct = dict.fromkeys(prompt for prompt in prompts if prompt is not None)
+        distinct = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
         grades: dict[str | None, Grade] = {None: Grade(None)}  # by prompt; None without a gold answer
         if distinct:
-            grades.update(self._ask(list(distinct)))
+            completions = self.model.generate([Prompt(text) for text in distinct], max_tokens=VERDICT_TOKENS)
+            for prompt, replies in zip(distinct, completions, strict=True):
+                verdict = parse_verdict(replies[0].text)
+                grades[prompt] = Grade(verdict, unparsable=verdict is None)
         return [grades[prompt] for prompt in prompts]
-
-    def _ask(self, prompts: Sequence[str]) -> dict[str, Grade]:
-        """Ask the judge with each prompt, and return the grades by prompt."""
-        completions = self.model.generate([Prompt(text) for text in prompts], max_tokens=VERDICT_TOKENS)
-        verdicts = [parse_verdict(replies[0].text) for replies in completions]
-        grades = [Grade(verdict, unparsable=verdict is None) for verdict in verdicts]
-        return dict(zip(prompts, grades, strict=True))
 
     def _make_prompt(self, answer: str, question: Question) -> str | None:
         """Fill the template of the judge's style, in the language of the question. None without a gold answer."""
@@ -142,7 +139,7 @@ def list_gold_answers(question: Question) -> list[str]:
     return [answer for answer in question.answers if normalize(answer)]
 
 
-def load_grader(name: str, judge: Model | None = None, style: Literal["contains", "implies"] = "implies") -> Grader:
+def load_grader(name: str, judge: Model | None = None, style: JudgeStyle = "implies") -> Grader:
     """Create a grader by name.
 
     Args:
@@ -160,9 +157,7 @@ def load_grader(name: str, judge: Model | None = None, style: Literal["contains"
     raise UnknownName("grader", name, ["exact", "contains", "choice", "judge (needs `judge`)"])
 
 
-def load_graders(
-    names: str, judge: Model | None = None, style: Literal["contains", "implies"] = "implies"
-) -> tuple[Grader, Grader | None]:
+def load_graders(names: str, judge: Model | None = None, style: JudgeStyle = "implies") -> tuple[Grader, Grader | None]:
     """Create one or two graders by name.
 
     Args:
@@ -180,9 +175,8 @@ def load_graders(
     name_list = [name.strip() for name in names.split(",")]
     if len(name_list) > 2 or len(set(name_list)) < len(name_list):
         raise BadSetting(f"grade={names!r} names over two graders, or one twice. Use one or two: 'contains,judge'.")
-    graders = [load_grader(name, judge, style) for name in name_list]
-    second_grader = graders[1] if len(graders) > 1 else None
-    return graders[0], second_grader
+    grader, *others = [load_grader(name, judge, style) for name in name_list]
+    return grader, others[0] if others else None
 
 
 def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:

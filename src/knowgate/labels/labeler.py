@@ -18,14 +18,7 @@ from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory,
 from knowgate.labels.grading import Grade, Grader, StringGrader, add_counts, add_grades, compare_answers, make_empty_row
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.options import LabelOptions, resolve_layers
-from knowgate.labels.passages import (
-    Evidence,
-    IterativeAnswer,
-    IterativeAnswerer,
-    PassageFinder,
-    SearchResult,
-    count_truncated,
-)
+from knowgate.labels.passages import IterativeAnswer, IterativeAnswerer, PassageFinder, SearchResult, count_truncated
 from knowgate.models.backend import check_sampling
 from knowgate.models.local_backend import LocalBackend
 from knowgate.models.prompts.answers import AnswerPrompts, build_fitting_prompts
@@ -121,19 +114,14 @@ class Labeler:
     @property
     def identity(self) -> dict[str, str]:
         """Fingerprints of the model, prompts, index and reranker, to compare them across machines."""
-        identity = {"model": self.model.fingerprint, "wording": self.prompts.fingerprint}
-        if self.retriever is not None:
-            identity["index"] = self.retriever.fingerprint
-        if self.reranker is not None:
-            identity["reranker"] = self.reranker.fingerprint
-        return identity
-
-    def __call__(self, questions: Sequence[Question]) -> LabeledBatch:
-        return self.label(questions)
+        parts = {"model": self.model, "wording": self.prompts, "index": self.retriever, "reranker": self.reranker}
+        return {name: part.fingerprint for name, part in parts.items() if part is not None}  # type: ignore[attr-defined]
 
     def label(self, questions: Sequence[Question]) -> LabeledBatch:
         """Label a batch of questions; if it fails as a whole, its questions are labeled one by one."""
         return self.start(questions, can_defer=False)()
+
+    __call__ = label  # as the workers of a Ray cluster call it
 
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
         """Let the LLM answer a batch, and return a function to grade the answers.
@@ -214,7 +202,7 @@ class Labeler:
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
 
-            def select() -> tuple[list[Evidence], list[Prompt]]:
+            def select() -> tuple[list[SearchResult], list[Prompt]]:
                 return self._select_evidence(questions, search.result())
 
             get_evidence = thread.submit(select).result if can_select_in_thread else select
@@ -223,7 +211,7 @@ class Labeler:
             closed_book = self._read(closed_book_prompts, self.options.samples, with_states=True)
             rows = [self._make_empty_row(question) for question in questions]
             graded = self._grade_in_thread(thread, lambda: self._add_answers(rows, questions, "closed", closed_book))
-            signals = self._collect_signals(assessments, closed_book)
+            signals = list(map(_collect_signals, assessments, closed_book))
             evidence, open_book_prompts = get_evidence()
             n_samples = self.options.samples if self.options.open_samples is None else self.options.open_samples
             open_book = self._read(open_book_prompts, n_samples) if open_book_prompts else []
@@ -277,23 +265,6 @@ class Labeler:
         readings = self.model.read(prompts, request)
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
-    def _collect_signals(
-        self, assessments: Sequence[float | None], closed_book: Sequence[Reading]
-    ) -> list[dict[str, float]]:
-        """Return the signals of each question by name: its self-assessment, and SeaKR if it is recorded.
-
-        SeaKR measures how much the hidden states of the sampled answers differ.
-        """
-        signals: list[dict[str, float]] = []
-        for assessment, reading in zip(assessments, closed_book, strict=True):
-            row_signals = {} if assessment is None else {confidence.SELF_ASSESSMENT: assessment}
-            if reading.sample_states is not None:
-                states = reading.sample_states[: samples.SEAKR_SAMPLES]
-                row_signals[samples.SEAKR_END] = samples.log_determinant(states)
-                row_signals[samples.SEAKR_SIZE] = samples.log_mean_square(states)
-            signals.append(row_signals)
-        return signals
-
     def _assess(self, questions: Sequence[Question]) -> list[float | None]:
         """Ask the LLM whether it can answer each question.
 
@@ -321,26 +292,25 @@ class Labeler:
 
     def _select_evidence(
         self, questions: Sequence[Question], results: Sequence[SearchResult]
-    ) -> tuple[list[Evidence], list[Prompt]]:
+    ) -> tuple[list[SearchResult], list[Prompt]]:
         """Rank the passages of each question, and keep what fits the context window.
 
         Also return the prompts with passages.
         """
-        ranked = self.passage_finder.rank(questions, [result.passages for result in results])
+        queries = [question.text for question in questions]
+        ranked = self.passage_finder.rank(queries, [result.passages for result in results])
         fitting = build_fitting_prompts(self.model, self.prompts, questions, ranked, self.options.max_tokens)
-        evidence: list[Evidence] = []
-        prompts: list[Prompt] = []
-        for result, passages, shown in zip(results, ranked, fitting, strict=True):
-            evidence.append(Evidence(shown.passages, count_truncated(passages, shown.passages), result.frequency))
-            if shown.passages:
-                prompts.append(shown.prompt)
-        return evidence, prompts
+        evidence = [
+            SearchResult(list(shown.passages), result.frequency, count_truncated(passages, shown.passages))
+            for result, passages, shown in zip(results, ranked, fitting, strict=True)
+        ]
+        return evidence, [shown.prompt for shown in fitting if shown.passages]
 
     def _add_open_book_answers(
         self,
         rows: list[LabelRow],
         questions: Sequence[Question],
-        evidence: Sequence[Evidence],
+        evidence: Sequence[SearchResult],
         open_book: Sequence[Reading],
     ) -> list[LabelRow]:
         """Add the passages to all rows, and graded answers with passages where available.
@@ -352,17 +322,15 @@ class Labeler:
             open_book: Open-book answers, only of the rows that have passages.
         """
         rows = [
-            replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
+            replace(row, passages=tuple(item.passages), cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
         ]
-        with_passages = [number for number, row in enumerate(rows) if row.passages]  # numbers of rows
-        if not with_passages:
+        open_book_rows = [row for row in rows if row.passages]
+        if not open_book_rows:
             return rows
-        open_book_rows = [rows[number] for number in with_passages]
-        open_book_questions = [questions[number] for number in with_passages]
-        answered_rows = self._add_answers_with_passages(open_book_rows, open_book_questions, open_book)
-        answered = dict(zip(with_passages, answered_rows, strict=True))
-        return [answered.get(number, row) for number, row in enumerate(rows)]
+        open_book_questions = [question for question, row in zip(questions, rows, strict=True) if row.passages]
+        answered = iter(self._add_answers_with_passages(open_book_rows, open_book_questions, open_book))
+        return [next(answered) if row.passages else row for row in rows]
 
     def _add_answers_with_passages(
         self, rows: list[LabelRow], questions: Sequence[Question], open_book: Sequence[Reading]
@@ -417,11 +385,9 @@ class Labeler:
         answers = self._add_second_grades(answers, questions)
         grades = self._grade_all(answers, questions)
         graded_answers = list(map(add_grades, answers, grades, questions))
-        graded_rows: list[LabelRow] = []
-        for row, answer, reading, row_grades in zip(rows, graded_answers, readings, grades, strict=True):
-            counted = add_counts(row, reading, row_grades)
-            graded_rows.append(replace(counted, **{name: answer}))  # type: ignore[arg-type]
-        return graded_rows
+        counted = map(add_counts, rows, readings, grades)
+        pairs = zip(counted, graded_answers, strict=True)
+        return [replace(row, **{name: answer}) for row, answer in pairs]  # type: ignore[arg-type]
 
     def _grade_all(self, answers: Sequence[GradedAnswer], questions: Sequence[Question]) -> list[list[Grade]]:
         """Grade all answers in one call. Each gets a list: the greedy answer's grade, then the samples' grades."""
@@ -440,6 +406,19 @@ class Labeler:
         grades = self.second_grader.grade([answer.text for answer in answers], questions)
         pairs = zip(answers, grades, strict=True)
         return [replace(answer, other_grades={self.second_grader.name: grade.correct}) for answer, grade in pairs]
+
+
+def _collect_signals(assessment: float | None, reading: Reading) -> dict[str, float]:
+    """Return the signals of a question by name: its self-assessment, and SeaKR if it is recorded.
+
+    SeaKR measures how much the hidden states of the sampled answers differ.
+    """
+    signals = {} if assessment is None else {confidence.SELF_ASSESSMENT: assessment}
+    if reading.sample_states is not None:
+        states = reading.sample_states[: samples.SEAKR_SAMPLES]
+        signals[samples.SEAKR_END] = samples.log_determinant(states)
+        signals[samples.SEAKR_SIZE] = samples.log_mean_square(states)
+    return signals
 
 
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:

@@ -68,15 +68,7 @@ def label(
         spec = _make_job_spec(model, options, prompts)
         runner = create_ray_runner(options.runner, spec, labeler.make_failed_batch, labeler.identity)
     with connect_early(runner, folder.path):
-        run_labeling(
-            folder,
-            questions,
-            labeler,
-            data=describe_data(data),
-            runner=runner,
-            retry_failed=options.retry_failed,
-            on_progress=on_progress,
-        )
+        run_labeling(folder, questions, labeler, data=describe_data(data), runner=runner, on_progress=on_progress)
     return folder
 
 

@@ -24,24 +24,17 @@ FREQUENCY_CAP = 100  # passages searched when counting how often an answer occur
 
 
 class SearchResult(NamedTuple):
-    """The passages of one question, and how often its gold answer occurs in the corpus."""
+    """The passages of one question.
+
+    Attributes:
+        passages: The found passages, or those of them that are shown to the LLM, in the order of the prompt.
+        frequency: Number of passages in the corpus that contain the gold answer; None if not counted.
+        n_truncated: Number of found passages that were dropped or shortened to fit the context window.
+    """
 
     passages: list[Passage]
     frequency: int | None
-
-
-class Evidence(NamedTuple):
-    """The passages of one question shown to the LLM.
-
-    Attributes:
-        passages: Passages in the order of the prompt.
-        n_truncated: Number of found passages that were dropped or shortened to fit the context window.
-        frequency: Number of passages in the corpus that contain the gold answer; None if not counted.
-    """
-
-    passages: tuple[Passage, ...]
-    n_truncated: int
-    frequency: int | None
+    n_truncated: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,26 +71,24 @@ class PassageFinder:
         """
         if self.options.closed_book:
             return [[] for _ in questions]
-        count = self.options.k if self.reranker is None else self.options.candidates
         if self.retriever is not None:
-            return self.retriever.search([question.text for question in questions], count or DEFAULT_PASSAGES)
-        return [list(question.contexts[:count]) for question in questions]
-
-    def rank(self, questions: Sequence[Question], passages: list[list[Passage]]) -> list[list[Passage]]:
-        """Rerank the passages of each question and keep the best `k`. Without a reranker, nothing changes."""
-        if self.reranker is None or self.options.closed_book:
-            return passages
-        queries = [question.text for question in questions]
-        return rerank(self.reranker, queries, passages, self.options.k or DEFAULT_PASSAGES)
+            return self.search([question.text for question in questions])
+        return [list(question.contexts[: self._count]) for question in questions]
 
     def search(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """Search the index, and return the best `k` passages of each query. A reranker sorts them, if there is one."""
+        """Search the index for each query. The passages are not reranked yet."""
         assert self.retriever is not None
-        k = self.options.k or DEFAULT_PASSAGES
-        if self.reranker is None:
-            return self.retriever.search(list(queries), k)
-        candidates = self.retriever.search(list(queries), self.options.candidates)
-        return rerank(self.reranker, list(queries), candidates, k)
+        return self.retriever.search(queries, self._count or DEFAULT_PASSAGES)
+
+    @property
+    def _count(self) -> int | None:
+        return self.options.k if self.reranker is None else self.options.candidates
+
+    def rank(self, queries: Sequence[str], passages: list[list[Passage]]) -> list[list[Passage]]:
+        """Rerank the passages of each query and keep the best `k`. Without a reranker, nothing changes."""
+        if self.reranker is None or self.options.closed_book:
+            return passages
+        return rerank(self.reranker, queries, passages, self.options.k or DEFAULT_PASSAGES)
 
     def _count_frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Count the passages of the corpus with the first gold answer, up to `FREQUENCY_CAP`.
@@ -176,7 +167,8 @@ class IterativeAnswerer:
         """Search again with each question and its current answer. A question without new passages is done."""
         options = self.finder.options
         queries = [build_follow_up_query(state.question.text, state.answer.text) for state in active]
-        for state, passages in zip(active, self.finder.search(queries), strict=True):
+        results = self.finder.rank(queries, self.finder.search(queries))
+        for state, passages in zip(active, results, strict=True):
             state.rounds = round_number
             best = merge_passages(state.passages, passages)[: options.k or DEFAULT_PASSAGES]
             fitting = fit_passages(self.model, self.prompts, state.question, best, options.max_tokens)

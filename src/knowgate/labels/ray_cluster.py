@@ -139,11 +139,9 @@ class ClusterNode:
 
     def count_workers(self, cpus: float, gpus: float) -> int:
         """Return how many workers with these cores and GPUs fit on the machine."""
-        counts = []
-        for available, needed in ((self.cpus, cpus), (self.gpus, gpus)):
-            if needed:
-                # In floating point, 0.3 / 0.1 is slightly less than 3, so a small number is added before rounding down.
-                counts.append(int(available / needed + 1e-9))
+        available_and_needed = ((self.cpus, cpus), (self.gpus, gpus))
+        # In floating point, 0.3 / 0.1 is slightly less than 3, so a small number is added before rounding down.
+        counts = [int(available / needed + 1e-9) for available, needed in available_and_needed if needed]
         return min(counts, default=MAX_WORKERS)
 
 

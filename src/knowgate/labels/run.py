@@ -66,7 +66,6 @@ def run_labeling(
     *,
     data: str,
     runner: Runner | None = None,
-    retry_failed: bool = False,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
 ) -> LabelProgress:
     """Label all questions without a row, and write every finished batch.
@@ -77,7 +76,6 @@ def run_labeling(
         labeler: The labeler.
         data: Name of the data, recorded in the run.
         runner: Runs the batches; None for a `LocalRunner`.
-        retry_failed: Remove the rows of failed questions first, so that these questions are labeled again.
         on_progress: Called at the start and after every batch.
 
     Returns:
@@ -87,7 +85,7 @@ def run_labeling(
     with folder.exclusive():
         about = {**describe_environment(), "depth": labeler.model.depth}
         folder.start(match_started_settings(folder, settings), about)
-        if retry_failed:
+        if labeler.options.retry_failed:
             _drop_failed_rows(folder)
         done = folder.done()
         n_failed = sum(error is not None for error in done.values())
@@ -103,8 +101,7 @@ def run_labeling(
 
 def _drop_failed_rows(folder: RunFolder) -> None:
     """Remove the rows of failed questions, so that these questions are labeled again."""
-    n_dropped = folder.drop_failed()
-    if n_dropped:
+    if n_dropped := folder.drop_failed():
         log.info("labeling %d failed questions again", n_dropped)
 
 
@@ -208,40 +205,30 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
     if not options.closed_book:
         settings["k"] = count_shown_passages(options.k, settings["retriever_fingerprint"])
         settings["open_prompts"] = labeler.prompts.open_fingerprint
+    if labeler.reranker:
+        settings["k"] = options.k or DEFAULT_PASSAGES
     settings |= _describe_optional_parts(labeler)
-    settings |= _describe_optional_samples(labeler)
     settings |= build_synthetic_setting(questions)
     return {**settings, "hash": hash_settings(settings)}
 
 
 def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
-    """Return the settings of the second grader and the reranker, if there are any."""
-    settings: dict[str, Any] = {}
-    if labeler.second_grader:
-        settings["second_grader"] = labeler.second_grader.name
-    if labeler.reranker:
-        settings["k"] = labeler.options.k or DEFAULT_PASSAGES
-        settings["candidates"] = labeler.options.candidates
-        settings["reranker"] = labeler.reranker.name
-        settings["reranker_fingerprint"] = labeler.reranker.fingerprint
-    return settings
-
-
-def _describe_optional_samples(labeler: Labeler) -> dict[str, Any]:
-    """Return the settings of additional answers and samples, where they are not the default."""
-    options = labeler.options
-    settings: dict[str, Any] = {}
-    if options.open_samples is not None:
-        settings["open_samples"] = options.open_samples
-    if options.mask_samples:
-        settings["mask_samples"] = options.mask_samples
-    if options.iterative:
-        settings["iterative"] = True
+    """Return the settings of the parts, answers and samples that not every run has."""
+    options, reranker, second_grader = labeler.options, labeler.reranker, labeler.second_grader
+    settings: dict[str, Any] = {
+        "second_grader": second_grader and second_grader.name,
+        "candidates": options.candidates if reranker else None,
+        "reranker": reranker and reranker.name,
+        "reranker_fingerprint": reranker and reranker.fingerprint,
+        "open_samples": options.open_samples,
+        "mask_samples": options.mask_samples or None,
+        "iterative": options.iterative or None,
+    }
     if not options.sampling.is_whole:
         settings |= {"top_p": options.top_p, "top_k": options.top_k}
     if options.seakr:
         settings |= {"seakr": SEAKR_SAMPLES, "seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}
-    return settings
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,11 +194,8 @@ def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
     Returns:
         For each question, a list of passages (each a list of its fields) and the count; None if it was not counted.
     """
-    replies = []
-    for result in finder.find([Question(text, answers=tuple(answers)) for text, answers in items]):
-        passages = [astuple(passage) for passage in result.passages]
-        replies.append([passages, result.frequency])
-    return replies
+    results = finder.find([Question(text, answers=tuple(answers)) for text, answers in items])
+    return [[list(map(astuple, result.passages)), result.frequency] for result in results]
 
 
 def _grade(name: Any, text: str, answers: list[str], choices: list[str], letter: str, texts: list[str]) -> list[Any]:

@@ -24,8 +24,8 @@ from knowgate.core.nearest_neighbors import NearestHits
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BrokenIndex
-from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, read_array
-from knowgate.retrieval.passages import check_k, format_passage
+from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, create_array, read_array
+from knowgate.retrieval.passages import check_k, format_passage, read_hits
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage
 
@@ -96,10 +96,11 @@ class Postings:
         # The scores of term t fill the slots offsets[t] to offsets[t + 1] - 1 of the output arrays.
         offsets = np.concatenate([[0], np.cumsum(frequencies)])
         next_slots = offsets[:-1].copy()  # the next free slot of each term
-        data = self._create_array("data", int(offsets[-1]), np.float32)
-        rows = self._create_array("rows", int(offsets[-1]), np.int32)
+        data = create_array(self._scratch / "data.npy", (int(offsets[-1]),), np.float32)
+        rows = create_array(self._scratch / "rows.npy", (int(offsets[-1]),), np.int32)
         idf = _compute_idf(frequencies, len(self.lengths))
-        norms = _compute_length_norms(np.frombuffer(self.lengths, dtype=np.int32))
+        lengths = np.frombuffer(self.lengths, dtype=np.int32)
+        norms = K1 * ((1 - B) + B * lengths / lengths.mean())
         for block in self._read_blocks():
             counts = block.counts.astype(np.float32)
             slots = _assign_slots(block.terms, next_slots)
@@ -117,10 +118,6 @@ class Postings:
     def _read_blocks(self) -> Iterator[PostingsBlock]:
         for path in self._blocks:
             yield PostingsBlock(*np.load(path))
-
-    def _create_array(self, name: str, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Create an uninitialized array as a memory-mapped file in the scratch folder."""
-        return np.lib.format.open_memmap(self._scratch / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))
 
 
 def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -172,12 +169,6 @@ def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32)[positions]
 
 
-def _compute_length_norms(lengths: IntArray) -> NDArray[np.float64]:
-    """Return the length norm of each passage in the BM25 formula."""
-    norms: NDArray[np.float64] = K1 * ((1 - B) + B * lengths / lengths.mean())
-    return norms
-
-
 def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
     """Return the rows that may have one of the k best scores.
 
@@ -221,16 +212,7 @@ class Bm25Retriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to `k` passages for each query, best first."""
         check_k(k)
-        return [self._search(query, k) for query in queries]
-
-    def _search(self, query: str, k: int) -> list[Passage]:
-        """Return up to `k` passages for one query, best first."""
-        hits = self._find_hits(query, k)
-        found = []
-        for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True):
-            passage = self._passages[row]
-            found.append(Passage(passage.id, passage.text, passage.title, score))
-        return found
+        return [read_hits(self._passages, self._find_hits(query, k)) for query in queries]
 
     def _find_hits(self, query: str, k: int) -> NearestHits:
         """Return the rows and scores of the best passages for a query."""

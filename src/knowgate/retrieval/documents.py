@@ -71,11 +71,6 @@ class Corpus:
     skipped: Counter[str] = field(default_factory=Counter)
     problems: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def total(self) -> int:
-        """The number of documents, or 0 for a JSONL file, whose number is unknown until it has been read."""
-        return len(self.files)
-
     def __iter__(self) -> Iterator[Document]:
         documents = _read_files(self) if self.files else _read_records(self.source)
         return check_unique_ids(documents, "document", f"'{self.source}'")
@@ -187,9 +182,7 @@ def _read_file(path: Path, document_id: str) -> Document:
     suffix = path.suffix.lower()
     title = ""
     if suffix in _HTML_SUFFIXES:
-        page = read_html(_read_text(path))
-        title = page.title
-        text = page.text
+        title, text = read_html(_read_text(path))
     else:
         text = read_pdf(path) if suffix == ".pdf" else _read_text(path)
     if suffix == ".md":

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from knowgate.core import split_batches
 from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.registry import parse_server_spec
 from knowgate.core.text import replace_surrogates
@@ -31,7 +32,7 @@ DEFAULT_EMBEDDER = "minilm"
 PACKAGED_EMBEDDERS = (DEFAULT_EMBEDDER, "mpnet", "m3e")
 OPENAI_PREFIX = "openai:"
 EMBEDDING_KEY_VARIABLES = ("KNOWGATE_EMBED_KEY", "OPENAI_API_KEY")
-REQUEST_BATCH_SIZE = 64  # texts per request
+BATCH_SIZE = 64  # texts per forward pass, or per request
 _FINGERPRINTED_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
 
 
@@ -51,13 +52,11 @@ class SentenceEmbedder:
     Args:
         spec: A packaged model (`minilm`, `mpnet`, `m3e`), a hub name or a folder.
         device: The device to run on, such as `cpu` or `cuda`. Default: the GPU if there is one.
-        batch_size: The number of texts per forward pass.
     """
 
-    def __init__(self, spec: str = DEFAULT_EMBEDDER, *, device: str | None = None, batch_size: int = 64):
+    def __init__(self, spec: str = DEFAULT_EMBEDDER, *, device: str | None = None):
         self.spec = str(Path(spec).resolve()) if Path(spec).is_dir() else spec
         self._device = device
-        self._batch_size = batch_size
         self._lock = threading.Lock()
 
     @cached_property
@@ -79,11 +78,7 @@ class SentenceEmbedder:
         """Return one unit vector per text, in order."""
         with self._lock:  # Two threads cannot use a tokenizer at the same time.
             vectors = self._model.encode(
-                list(texts),
-                batch_size=self._batch_size,
-                normalize_embeddings=True,
-                convert_to_numpy=True,
-                show_progress_bar=False,
+                list(texts), batch_size=BATCH_SIZE, normalize_embeddings=True, show_progress_bar=False
             )
         return np.asarray(vectors, dtype=np.float32)
 
@@ -155,7 +150,7 @@ class RemoteEmbedder:
         """Return one unit vector per text, in order."""
         if not texts:
             return np.zeros((0, 0), dtype=np.float32)
-        batches = [texts[start : start + REQUEST_BATCH_SIZE] for start in range(0, len(texts), REQUEST_BATCH_SIZE)]
+        batches = list(split_batches(texts, BATCH_SIZE))
         vectors = np.concatenate(self._server.map(self._embed_batch, batches))
         with np.errstate(over="ignore"):  # the length of a vector with huge values is infinite
             norms = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,8 +66,7 @@ class HtmlToken(NamedTuple):
     closes: bool = False
 
 
-@dataclass(frozen=True)
-class HtmlPage:
+class HtmlPage(NamedTuple):
     """The plain text of an HTML page.
 
     Args:

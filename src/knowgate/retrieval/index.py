@@ -11,30 +11,34 @@ import itertools
 import json
 import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from knowgate.core import split_batches
 from knowgate.core.files import atomic_folder, sha256_text, sha256_texts
 from knowgate.core.options import Count, Options, option, with_options
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadInput, BadSetting, BrokenIndex
-from knowgate.retrieval import dense, index_folder
+from knowgate.retrieval import index_folder
 from knowgate.retrieval.bm25 import build_bm25_matrix
 from knowgate.retrieval.chunking import MAX_PASSAGE_WORDS, split_document
-from knowgate.retrieval.dense import ProgressCallback
 from knowgate.retrieval.documents import Corpus, Document, find_documents
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
+from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, check_vectors, load_embedder
 from knowgate.retrieval.index_folder import DocumentRow, IndexKind, IndexManifest, IndexSettings
-from knowgate.retrieval.passage_store import PassageStore, PassageWriter
+from knowgate.retrieval.passage_store import PassageStore, PassageWriter, create_array
+from knowgate.retrieval.passages import format_passage
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Embedder, Vector
 
 MAX_NAMED_PROBLEMS = 5  # unreadable documents that a summary names
 NO_TEXT = "no text"  # the key under which IndexReport.skipped counts files without text
 _PROGRESS_EVERY = 100  # documents between two calls of the progress callback
+NO_ROW = -1  # instead of a row number: the passage has no vector in the previous index
+_EMBEDDED_AT_ONCE = 512  # passages embedded, or vectors copied, at once
+ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0 while the total is unknown)
 
 
 class IndexOptions(Options):
@@ -92,17 +96,13 @@ class _NothingChangedError(Exception):
     """Raised inside `atomic_folder` to discard the new folder and keep the existing one."""
 
 
-def _ignore_progress(stage: str, done: int, total: int) -> None:
-    """Do nothing; the default progress callback."""
-
-
 @with_options(IndexOptions)
 def build_index(
     source: str | Path,
     out: str | Path,
     *,
     embedder: str | Embedder | None = None,
-    progress: ProgressCallback = _ignore_progress,
+    progress: ProgressCallback = lambda stage, done, total: None,
     options: IndexOptions,
 ) -> IndexReport:
     """Build a search index of documents, or update an existing index.
@@ -181,7 +181,9 @@ def _make_manifest(kind: IndexKind, settings: IndexSettings, scan: CorpusScan) -
     The fingerprint covers the settings and the documents.
     """
     method = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
-    fingerprint = sha256_texts(itertools.chain([method], scan.read_ids_and_hashes()))
+    documents = index_folder.read_document_rows(scan.folder)  # reading them from the file again saves memory
+    ids_and_hashes = (text for row in documents for text in (row.id, row.sha256))
+    fingerprint = sha256_texts(itertools.chain([method], ids_and_hashes))
     return IndexManifest(kind, settings, scan.report.documents, scan.report.passages, fingerprint)
 
 
@@ -256,6 +258,7 @@ class CorpusScan:
         Raises:
             BadInput: No document contains text.
         """
+        total = len(corpus.files)  # 0 for a JSONL file, whose number of documents is not known before it is read
         path = self.folder / index_folder.DOCUMENTS_FILE
         with PassageWriter(self.folder) as writer, path.open("w", encoding="utf-8", newline="\n") as file:
             for number, document in enumerate(corpus, start=1):
@@ -263,11 +266,11 @@ class CorpusScan:
                 if row:
                     file.write(json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n")
                 if number % _PROGRESS_EVERY == 0:
-                    progress("read", number, corpus.total)
+                    progress("read", number, total)
         self._check_documents(corpus.source)
         self.report.passages = len(writer)
         self.report.removed = len(self.previous.rows) - self.report.changed - self.report.unchanged
-        progress("read", number, corpus.total)
+        progress("read", number, total)
 
     def _check_documents(self, source: Path) -> None:
         """Raise BadInput if no document contains text, naming the first problem."""
@@ -306,21 +309,11 @@ class CorpusScan:
             first = self.previous.rows[row.id].first
             self.previous_rows.extend(range(first, first + row.count))
             return
-        self.previous_rows.extend([dense.NO_ROW] * row.count)
+        self.previous_rows.extend([NO_ROW] * row.count)
         if row.id in self.previous.rows:
             self.report.changed += 1
         else:
             self.report.added += 1
-
-    def read_ids_and_hashes(self) -> Iterator[str]:
-        """Yield the id of each document, followed by its hash.
-
-        Reading from the file saves memory.
-        """
-        with (self.folder / index_folder.DOCUMENTS_FILE).open(encoding="utf-8") as file:
-            for line in file:
-                record = json.loads(line)
-                yield from (record["id"], record["sha256"])
 
 
 def _write_changed_index(
@@ -336,27 +329,33 @@ def _write_changed_index(
     passages = PassageStore(scan.folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(passages))
-        _write_bm25_scores(scan.folder, passages, Tokenizer(bool(manifest.settings.stem)))
+        with tempfile.TemporaryDirectory(dir=scan.folder) as scratch:
+            matrix = build_bm25_matrix(passages, Tokenizer(bool(manifest.settings.stem)), Path(scratch))
+            matrix.save(scan.folder / index_folder.BM25_FOLDER, show_progress=False)
         progress("bm25", len(passages), len(passages))
     if embedder is not None:
         _write_vectors(scan, passages, embedder, progress)
     index_folder.write_index_manifest(scan.folder, manifest)
 
 
-def _write_bm25_scores(folder: Path, passages: PassageStore, tokenizer: Tokenizer) -> None:
-    """Write the BM25 scores of all passages to an index folder."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        matrix = build_bm25_matrix(passages, tokenizer, Path(scratch))
-        matrix.save(folder / index_folder.BM25_FOLDER, show_progress=False)
-
-
 def _write_vectors(scan: CorpusScan, passages: PassageStore, embedder: Embedder, progress: ProgressCallback) -> None:
-    """Write the vectors of all passages, reusing those of unchanged passages."""
-    dense.write_vectors(
-        scan.folder / index_folder.VECTORS_FILE,
-        passages,
-        previous_rows=np.array(scan.previous_rows),
-        previous_vectors=scan.previous.get_vectors(embedder),
-        embedder=embedder,
-        progress=progress,
-    )
+    """Write one vector per passage, reusing the vectors of unchanged passages."""
+    path = scan.folder / index_folder.VECTORS_FILE
+    vectors: Vector | None = None  # created when the width of a vector is known
+    previous_vectors = scan.previous.get_vectors(embedder)
+    previous_rows = np.array(scan.previous_rows)
+    if previous_vectors is None:
+        previous_rows = np.full(len(passages), NO_ROW)
+    elif (previous_rows != NO_ROW).any():
+        vectors = create_array(path, (len(passages), previous_vectors.shape[1]), np.float32)
+        for block in split_batches(np.flatnonzero(previous_rows != NO_ROW), _EMBEDDED_AT_ONCE):
+            vectors[block] = previous_vectors[previous_rows[block]]
+    new_rows = np.flatnonzero(previous_rows == NO_ROW)
+    for start in range(0, len(new_rows), _EMBEDDED_AT_ONCE):
+        rows = new_rows[start : start + _EMBEDDED_AT_ONCE]
+        texts = [format_passage(passages[int(row)]) for row in rows]
+        embedded = check_vectors(embedder.embed(texts), len(texts))
+        if vectors is None:
+            vectors = create_array(path, (len(passages), embedded.shape[1]), np.float32)
+        vectors[rows] = embedded
+        progress("embed", start + len(rows), len(new_rows))

@@ -26,7 +26,6 @@ MAX_SCANNED_VALUES = 10_000_000  # the values of larger arrays are not checked, 
 MAX_ABSOLUTE_VALUE = 1e15  # far above any score or offset; larger values could overflow when multiplied
 
 PASSAGES_FILE, OFFSETS_FILE = "passages.jsonl", "offsets.npy"
-PASSAGE_FIELDS = {"id", "title", "text"}
 CACHED_PASSAGES = 16_384  # passages kept in memory, because many questions find the same ones
 
 
@@ -56,6 +55,11 @@ def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
     if 0 < values.size <= MAX_SCANNED_VALUES and not float(np.abs(values).max()) < MAX_ABSOLUTE_VALUE:
         raise BadInput(f"{path.name} contains values that are not numbers or are out of range.")
     return values
+
+
+def create_array(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """Create an uninitialized array in a `.npy` file, as a writable memory map."""
+    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
 
 
 class PassageWriter:
@@ -117,40 +121,24 @@ class PassageStore(Sequence[Passage]):
         if not is_increasing or offsets[-1] != len(self._data):
             raise ValueError(f"the positions in {OFFSETS_FILE} do not match the passages in {PASSAGES_FILE}")
 
-        self._count = len(offsets) - 1
-
     def __len__(self) -> int:
-        return self._count
+        return len(self._offsets) - 1
 
     @overload
     def __getitem__(self, row: int) -> Passage: ...
     @overload
     def __getitem__(self, row: slice) -> list[Passage]: ...
     def __getitem__(self, row: int | slice) -> Passage | list[Passage]:
-        if isinstance(row, slice):
-            return [self._read(index) for index in range(*row.indices(self._count))]
-        if not -self._count <= row < self._count:
-            raise IndexError(row)
-        return self._read_cached(row % self._count)  # the modulo turns a negative row into a position from the start
+        rows = range(len(self))[row]  # counts a negative row from the end, or raises IndexError
+        return self._read_cached(rows) if isinstance(rows, int) else [self._read(index) for index in rows]
 
     def _read(self, row: int) -> Passage:
         """Read and check one passage; raise BrokenIndex if its line is damaged."""
         line = self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]
         try:
-            record = parse_json(line.decode(), "it")
-            # Most records need no checks beyond `_is_plain_record`, which is faster than `read_record`.
-            return Passage(**record) if _is_plain_record(record) else read_record(Passage, record, "it")
+            return read_record(Passage, parse_json(line.decode(), "it"), "it")
         except (BadInput, UnicodeDecodeError):
             raise BrokenIndex(
                 f"passage {row} of the index '{self._folder}' is damaged. Delete the folder and rebuild it with "
                 "`knowgate index` or build_index."
             ) from None
-
-
-def _is_plain_record(record: Any) -> bool:
-    """Return whether a record has exactly the fields of a passage, all strings.
-
-    Such a record needs no slow checks.
-    """
-    has_fields = isinstance(record, dict) and record.keys() == PASSAGE_FIELDS
-    return has_fields and all(type(value) is str for value in record.values())

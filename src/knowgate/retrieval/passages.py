@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
+from knowgate.core.nearest_neighbors import NearestHits
 from knowgate.core.text import find_anchor_words, fold_text, join_tokens
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Passage, Retriever
@@ -38,6 +40,12 @@ def check_passage_lists(questions: Sequence[str], passages: Sequence[Sequence[Pa
 def format_passage(passage: Passage) -> str:
     """Return the title and the text of a passage as one string, as it is indexed, embedded and reranked."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
+def read_hits(passages: Sequence[Passage], hits: NearestHits) -> list[Passage]:
+    """Return the passages that a search has found, with their scores."""
+    pairs = zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
+    return [replace(passages[row], score=score) for row, score in pairs]
 
 
 # --- several rounds of retrieval ------------------------------------------------------------------

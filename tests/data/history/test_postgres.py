@@ -14,6 +14,7 @@ from knowgate.data.history.postgres_store import PostgresHistory
 from knowgate.errors import ArtifactError, BadSetting, KnowgateError
 from tests.data.history.test_entries import acknowledged_until, check_entries
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.index_builder import wait_for_builder
 from tests.support.postgres_server import postgres_server
 
 SCOPE, RARE = HistoryScope("m", "p"), HistoryScope("m", "p", "rare tenant")
@@ -52,7 +53,7 @@ def crowded(server):
     log = log_at(address, exact_rows=0)
     log.add(entries, vectors)
     assert log.search(["question"], 3, SCOPE)[0]  # exact, and the graph is begun
-    log.wait()
+    wait_for_builder(log._hnsw)
     return address, vectors[:3000]
 
 
@@ -96,11 +97,11 @@ def test_an_interrupted_index_build_is_repeated(server):
     log = log_at(address, exact_rows=0)
     log.add([entry(f"question {i}") for i in range(20)])
     log.search(["question"], 3, SCOPE)
-    log.wait()
+    wait_for_builder(log._hnsw)
     server.sql(f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{schema_of(address)}.by_vector'::regclass")
     again = log_at(address, exact_rows=0)
     assert len(again.search(["question"], 3, SCOPE)[0]) == 3
-    again.wait()
+    wait_for_builder(again._hnsw)
     assert server.sql(f"SELECT indisvalid FROM pg_index WHERE indexrelid = '{schema_of(address)}.by_vector'::regclass")[
         0
     ] == (True,)
@@ -111,7 +112,7 @@ def test_vectors_too_wide_for_hnsw_are_searched_exactly(server):
     log = PostgresHistory(server.address(), HashEmbedder(2500), exact_rows=0)
     log.add([entry("capital of France"), entry("height of Everest")])
     assert log.search(["what is the capital of Peru"], 1, SCOPE)[0][0].question == "capital of France"
-    log.wait()
+    wait_for_builder(log._hnsw)
     assert log.search(["how high is Everest"], 1, SCOPE)[0][0].question == "height of Everest"
 
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
-from knowgate.data.history.sqlite_connection import SqliteDatabase, _enable_wal
-from knowgate.data.history.sqlite_store import SqliteHistory
+from knowgate.data.history.sqlite_store import SqliteDatabase, SqliteHistory, _enable_wal
 from knowgate.errors import ArtifactError, KnowgateError
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.hostile_server import HostileServer, http

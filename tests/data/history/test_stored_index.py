@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 
 import numpy as np
 import pytest
 
-from knowgate.data.history import sqlite_store as sqlite
+from knowgate.data.history import vector_index
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.data.history.vector_index import VectorIndex
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.index_builder import wait_for_builder
 
 pytest.importorskip("faiss")
 SCOPE = HistoryScope("model-a", "prompts-a")
@@ -21,8 +21,8 @@ WORDS = ["capital", "height", "author", "river", "king", "song", "year", "planet
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch):
-    small = functools.partial(VectorIndex, exact_rows=100, fresh_rows=50)
-    monkeypatch.setattr(sqlite, "VectorIndex", small)
+    monkeypatch.setattr(vector_index, "EXACT_SEARCH_ROWS", 100)
+    monkeypatch.setattr(vector_index, "FRESH_ROWS", 50)
 
 
 def entries(first, n):
@@ -33,7 +33,7 @@ def build_log(path, n=400):
     log = SqliteHistory(path, HashEmbedder())
     log.add(entries(0, n))
     log.search(["begin"], 1, SCOPE)
-    log._indexes[SCOPE].wait()
+    wait_for_builder(log._indexes[SCOPE])
     return log
 
 

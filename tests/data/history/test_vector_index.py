@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from knowgate.data.history.vector_index import IndexLocation, VectorIndex, erase_rows, open_ann_index, write_ann_index
+from tests.support.index_builder import wait_for_builder
 
 
 def make_unit_vectors(rows, width=16, seed=0):
@@ -58,17 +59,18 @@ def test_dropped_rows_are_not_found():
 
 
 @pytest.fixture
-def location(tmp_path):
+def location(tmp_path, monkeypatch):
     pytest.importorskip("faiss")
+    monkeypatch.setattr("knowgate.data.history.vector_index.EXACT_SEARCH_ROWS", 100)
     return IndexLocation(tmp_path / "log-lists", "scope", "log")
 
 
-def build_index(location, vectors, **options):
+def build_index(location, vectors):
     """Return an index whose rows are all in the faiss index."""
-    index = VectorIndex(16, exact_rows=100, location=location, **options)
+    index = VectorIndex(16, location)
     index.add(range(len(vectors)), vectors)
     index.nearest(vectors[:1], 1)  # starts the builder; the search itself is exact
-    index.wait()
+    wait_for_builder(index)
     return index
 
 
@@ -89,15 +91,16 @@ def test_a_few_probed_lists_hold_nearly_all_exact_neighbors(location, monkeypatc
     assert np.mean([len(dict(hits).keys() & dict(expected).keys()) / 10 for hits, expected in pairs]) > 0.9
 
 
-def test_new_rows_are_found_at_once_and_later_moved_into_the_index(location):
+def test_new_rows_are_found_at_once_and_later_moved_into_the_index(location, monkeypatch):
     vectors = make_clustered_vectors(3000)
-    index = build_index(location, vectors[:2000], fresh_rows=500)
+    monkeypatch.setattr("knowgate.data.history.vector_index.FRESH_ROWS", 500)
+    index = build_index(location, vectors[:2000])
     index.add(range(2000, 2400), vectors[2000:2400])
     assert index.nearest(vectors[2300:2301], 1)[0][0][0] == 2300
     assert index.last_indexed_id == 1999
     index.add(range(2400, 3000), vectors[2400:])
     index.nearest(vectors[:1], 1)
-    index.wait()
+    wait_for_builder(index)
     assert (index.last_indexed_id, len(index)) == (2999, 3000)
     assert index.nearest(vectors[::300], 5) == make_exact_index(vectors).nearest(vectors[::300], 5)
     assert len(list(location.folder.glob("*.faiss"))) == 1
@@ -106,12 +109,12 @@ def test_new_rows_are_found_at_once_and_later_moved_into_the_index(location):
 def test_the_next_process_opens_the_stored_index_of_the_same_log(location):
     vectors = make_clustered_vectors(2000)
     build_index(location, vectors)
-    again = VectorIndex(16, exact_rows=100, location=location)
+    again = VectorIndex(16, location)
     assert (again.last_indexed_id, len(again)) == (1999, 2000)
     assert again.nearest(vectors[:3], 4) == make_exact_index(vectors).nearest(vectors[:3], 4)
     other_log = IndexLocation(location.folder, location.name, "another log")
-    assert VectorIndex(16, location=other_log).last_indexed_id == -1
-    assert VectorIndex(8, location=location).last_indexed_id == -1
+    assert VectorIndex(16, other_log).last_indexed_id == -1
+    assert VectorIndex(8, location).last_indexed_id == -1
 
 
 @pytest.mark.parametrize("pattern", ["*.faiss", "*.json"])
@@ -119,14 +122,14 @@ def test_a_damaged_index_is_ignored(location, pattern):
     build_index(location, make_clustered_vectors(500))
     (file,) = location.folder.glob(pattern)
     file.write_bytes(file.read_bytes()[:60])
-    assert VectorIndex(16, location=location).last_indexed_id == -1
+    assert VectorIndex(16, location).last_indexed_id == -1
 
 
 def test_erased_rows_leave_the_files_and_are_not_found(location):
     vectors = make_clustered_vectors(600)
     build_index(location, vectors)
     erase_rows(location.folder, [7, 11])
-    index = VectorIndex(16, exact_rows=100, location=location)
+    index = VectorIndex(16, location)
     assert len(index) == 598
     assert 7 not in [number for number, _ in index.nearest(vectors[7:8], 600)[0]]
     (file,) = location.folder.glob("*.faiss")

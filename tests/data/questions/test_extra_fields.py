@@ -5,7 +5,7 @@ import json
 import pytest
 
 from knowgate.data.questions import load_questions
-from knowgate.data.questions.exports import read_extra_fields, read_scores
+from knowgate.data.questions.files import read_extra_fields, read_scores
 
 
 def test_extra_fields_of_a_line_are_returned_by_question_id(tmp_path):

@@ -92,11 +92,13 @@ def keys(monkeypatch):
 
 
 @pytest.fixture
-def web(tmp_path):
+def web(tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.retrieval.engines.web.cache_dir", lambda: tmp_path / "cache")
+
     def opened(name, handler, url="", **options):
         url = url or ("http://searx.test" if name == "searxng" else "")
         transport = httpx.MockTransport(handler)
-        return WebRetriever(name, url, WebOptions(**options), cache=tmp_path / "cache", transport=transport)
+        return WebRetriever(name, url, WebOptions(**options), transport)
 
     return opened
 
@@ -188,14 +190,14 @@ def test_expired_responses_are_deleted_unless_they_may_be_used(web, tmp_path, st
     retriever = web("searxng", Engine(SEARXNG), days=1e-9, stale=stale)
     retriever.search(["canteen"], 3)
     retriever.delete_expired()
-    assert len(list((tmp_path / "cache" / "replies").glob("*.json"))) == left
+    assert len(list((tmp_path / "cache" / "web" / "replies").glob("*.json"))) == left
 
 
 def test_a_damaged_cache_file_is_requested_again(web, tmp_path):
     engine = Engine(SEARXNG)
     retriever = web("searxng", engine)
     retriever.search(["canteen"], 3)
-    (file,) = (tmp_path / "cache" / "replies").glob("*.json")
+    (file,) = (tmp_path / "cache" / "web" / "replies").glob("*.json")
     file.write_text('{"at": ', encoding="utf-8")
     assert retriever.search(["canteen"], 3)[0]
     assert len(engine.requests) == 2

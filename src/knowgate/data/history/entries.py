@@ -21,6 +21,7 @@ MAX_TIMESTAMP = 1e11  # seconds since 1970: the year 5138
 MAX_WEIGHT = 1e6
 COLUMNS = ("id", "question", "label", "outcome", "source", "weight", "model", "prompts", "tenant", "created", "expires")
 SELECTED_COLUMNS = ", ".join(COLUMNS)
+ENTRY_COLUMNS = frozenset({*COLUMNS, "key", "vector"})
 Timestamp = Annotated[float, NumberRange(0, MAX_TIMESTAMP)]
 # An update keeps the id and vector of the row, so vector indexes stay valid. Labels are read from the table.
 INSERT_ENTRY = """INSERT INTO entries

@@ -20,6 +20,7 @@ from knowgate.core.postgres.address import format_vector, parse_database_address
 from knowgate.core.postgres.database import PostgresDatabase, WriteTransaction
 from knowgate.data.history import store
 from knowgate.data.history.entries import (
+    ENTRY_COLUMNS,
     INSERT_ENTRY,
     SELECTED_COLUMNS,
     HistoryScope,
@@ -28,7 +29,6 @@ from knowgate.data.history.entries import (
     entry_to_row,
     question_key,
 )
-from knowgate.data.history.sqlite_connection import ENTRY_COLUMNS
 from knowgate.errors import ArtifactError, KnowgateError
 from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Neighbor, Vector
@@ -77,21 +77,13 @@ class HnswIndex:
     @property
     def is_ready(self) -> bool:
         """Whether searches can use the index now. The first access starts a thread to build a missing index."""
-        if self._is_ready:
-            return True
-        if self._has_given_up:
-            return False
+        if self._is_ready or self._has_given_up:
+            return self._is_ready
         self._is_ready = self._is_valid()  # another process may have built it
         if not self._is_ready and self._builder is None:
             self._builder = threading.Thread(target=self._build, name="knowgate-hnsw", daemon=True)
             self._builder.start()
         return self._is_ready
-
-    def wait(self) -> None:
-        """Wait for the builder thread, if there is one."""
-        builder = self._builder
-        if builder is not None:
-            builder.join()
 
     def _is_valid(self) -> bool:
         rows = self._database.read(INDEX_IS_VALID, [f"{self._database.address.schema}.by_vector"])
@@ -234,10 +226,6 @@ class PostgresHistory(store.HistoryStore):
         ordered = sorted(rows, key=lambda row: (row[-1], row[0]))  # ties by id, so that the order is repeatable
         candidates = [(self._parse_entry(row[:-1]), -float(row[-1])) for row in ordered]
         return tuple(store.deduplicate_neighbors(candidates))
-
-    def wait(self) -> None:
-        """Wait until the index, if it is being built, is ready."""
-        self._hnsw.wait()
 
     def _encode_text(self, text: str) -> str:
         return to_storable_text(text)

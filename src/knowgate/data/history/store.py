@@ -166,15 +166,14 @@ class HistoryStore:
             n_deleted += self._delete(self.contains_text, [self._encode_text(contains)])
         return n_deleted
 
-    def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
+    def prune(self, *, keep_scope: HistoryScope | None = None) -> int:
         """Delete expired or outdated entries, and return their number.
 
         Args:
-            now: Delete entries that expire at or before this Unix time; None for the current time.
             keep_scope: Also delete the entries of the same tenant that belong to other models or prompts. None deletes
                 no such entries.
         """
-        n_deleted = self._delete("expires <= ?", [now or time.time()])
+        n_deleted = self._delete("expires <= ?", [time.time()])
         if keep_scope is not None:
             condition = "tenant = ? AND NOT (model = ? AND prompts = ?)"
             n_deleted += self._delete(condition, self._scope_values(keep_scope))
@@ -245,17 +244,15 @@ class HistoryStore:
             raise self._make_error(f"the outcome of an entry is {str(invalid[0])[:40]!r}, not better, worse or same")
         return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
 
-    def sample(
-        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
-    ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions of a scope at random.
+    def sample(self, k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()) -> tuple[Neighbor, ...]:
+        """Draw k logged questions of a scope at random, always the same ones.
 
         Used as examples when no similar questions are known (cold start).
         """
         query = f"SELECT id, label FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])
         ids = [row_id for row_id, label in rows if label not in exclude]
-        shuffled = [ids[index] for index in np.random.default_rng(seed).permutation(len(ids))]
+        shuffled = [ids[index] for index in np.random.default_rng(0).permutation(len(ids))]
         drawn = shuffled[: k * MAX_ENTRIES]  # a question may have several entries, of which only one is kept
         entries = self._load_entries(drawn)
         candidates = [(entries[row_id], 0.0) for row_id in drawn if row_id in entries]

@@ -35,7 +35,8 @@ from knowgate.errors import BadInput
 from knowgate.types import Vector
 
 log = logging.getLogger(__name__)
-EXACT_SEARCH_ROWS = 100_000  # exact search takes about 15 ms per 100,000 rows of 384 numbers on two cores
+# A faiss index is built for more rows than this. Exact search takes about 15 ms per 100,000 rows of 384 numbers.
+EXACT_SEARCH_ROWS = 100_000
 FRESH_ROWS = 20_000  # rows searched exactly beside the faiss index before they are moved into it
 GROWTH_FACTOR = 1.5  # arrays that are full are replaced by ones this many times larger
 MIN_PROBED_ROWS = 16_384  # rows compared per query: 25 MB of 384 numbers each, read in a few milliseconds
@@ -129,22 +130,16 @@ def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
     faiss = _import_faiss()
     try:
         manifest = _read_manifest(location.manifest_file)
-        path = _find_index_file(location, manifest)
+        if manifest.stamp != location.stamp or not manifest.token.isalnum():
+            return None  # it belongs to another log
+        path = location.index_file(manifest.token)
+        check_regular_file(path)
+        if path.stat().st_size != manifest.size:
+            return None  # it is incomplete
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     except (BadInput, OSError, ValueError, RuntimeError):
         return None
     return AnnIndex(manifest, index) if index.d == width else None
-
-
-def _find_index_file(location: IndexLocation, manifest: AnnManifest) -> Path:
-    """Return the index file that a manifest names. A file of another log or another size raises ValueError."""
-    if manifest.stamp != location.stamp or not manifest.token.isalnum():
-        raise ValueError("the index belongs to another log")
-    path = location.index_file(manifest.token)
-    check_regular_file(path)
-    if path.stat().st_size != manifest.size:
-        raise ValueError("the index file is incomplete")
-    return path
 
 
 def _read_manifest(file: Path) -> AnnManifest:
@@ -221,22 +216,11 @@ class VectorIndex:
 
     Args:
         width: Length of a vector.
-        exact_rows: Build a faiss index when there are more rows than this.
         location: Where to store the faiss index; None for exact search only.
-        fresh_rows: Move rows into the faiss index when more than this were added.
     """
 
-    def __init__(
-        self,
-        width: int,
-        exact_rows: int = EXACT_SEARCH_ROWS,
-        *,
-        location: IndexLocation | None = None,
-        fresh_rows: int = FRESH_ROWS,
-    ):
+    def __init__(self, width: int, location: IndexLocation | None = None):
         self.width = width
-        self._exact_rows = exact_rows
-        self._fresh_rows = fresh_rows
         self._location = location if has_faiss() else None
         self._size = 0
         self._max_norm = 0.0
@@ -297,12 +281,6 @@ class VectorIndex:
         merged = [hits + ann.nearest(query, k) for hits, query in zip(exact, queries, strict=True)]
         return [sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k] for hits in merged]  # by similarity, then by id
 
-    def wait(self) -> None:
-        """Wait for the builder thread, if there is one."""
-        builder = self._builder  # the thread resets the attribute when it is done
-        if builder is not None:
-            builder.join()
-
     def _start_builder(self) -> None:
         """Build the faiss index in a thread if there are enough rows."""
         if self._location is None or self._builder is not None or not self._has_many_rows():
@@ -312,7 +290,7 @@ class VectorIndex:
 
     def _has_many_rows(self) -> bool:
         """Whether memory holds so many rows that they should move into the faiss index."""
-        return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
+        return self._size > (EXACT_SEARCH_ROWS if self._ann is None else FRESH_ROWS)
 
     def _build(self, location: IndexLocation) -> None:
         """Build the faiss index on disk, or add the rows in memory to it. Another process may be faster."""

@@ -17,16 +17,16 @@ QuestionSource = str | Sequence[Question]
 PLUGIN_GROUP = "knowgate.datasets"  # entry points of other packages
 IN_MEMORY_DATA = "questions"  # name of data that was given as a list
 JSONL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
-FILES, EXPORTS = "knowgate.data.questions.files", "knowgate.data.questions.exports"
+FILES = "knowgate.data.questions.files"
 DATASETS = {
     "jsonl": RegistryEntry(f"{FILES}:read_jsonl_file", "jsonl:FILE, one question per line"),
     "lines": RegistryEntry(f"{FILES}:read_text_file", "lines:FILE, plain text, one question per line"),
     "csv": RegistryEntry(f"{FILES}:read_csv", "csv:FILE?question=COLUMN&answers=COLUMN"),
     "parquet": RegistryEntry(f"{FILES}:read_parquet", "parquet:FILE?question=COLUMN", extra="parquet"),
-    "langsmith": RegistryEntry(f"{EXPORTS}:read_langsmith", "langsmith:FILE, exported runs"),
-    "langfuse": RegistryEntry(f"{EXPORTS}:read_langfuse", "langfuse:FILE, exported traces"),
-    "phoenix": RegistryEntry(f"{EXPORTS}:read_phoenix", "phoenix:FILE, exported spans"),
-    "openai-batch": RegistryEntry(f"{EXPORTS}:read_openai_batch", "openai-batch:REQUESTS?closed=RESULTS&gold=FILE"),
+    "langsmith": RegistryEntry(f"{FILES}:read_langsmith", "langsmith:FILE, exported runs"),
+    "langfuse": RegistryEntry(f"{FILES}:read_langfuse", "langfuse:FILE, exported traces"),
+    "phoenix": RegistryEntry(f"{FILES}:read_phoenix", "phoenix:FILE, exported spans"),
+    "openai-batch": RegistryEntry(f"{FILES}:read_openai_batch", "openai-batch:REQUESTS?closed=RESULTS&gold=FILE"),
     "hub": RegistryEntry("knowgate.data.questions.hub:read_hub_dataset",
         "hub:NAME?split=..., a Hugging Face data set", extra="hub"),
     "bench": RegistryEntry(f"{FILES}:read_benchmark", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"),

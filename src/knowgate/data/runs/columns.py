@@ -6,7 +6,7 @@ The rows may be in memory or on disk (see `storage`); columns are always in memo
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from knowgate.core.text import estimate_tokens
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, list_slices
 from knowgate.data.runs.storage import StoredQuestions, StoredRows, question_from_row
 from knowgate.data.splits import fingerprint_question, fingerprint_text_loosely, mark_dev_rows
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray
 from knowgate.types import Question, Reading
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,11 @@ def warn_if_mixed(n_synthetic: int, total: int) -> None:
         log.warning(describe_synthetic(n_synthetic, total))
 
 
+def _make_column(compute: Callable[[LabelRow], Any], dtype: Any) -> cached_property[NDArray[Any]]:
+    """Make a column that holds a value computed from each row."""
+    return cached_property(lambda columns: np.array([compute(row) for row in columns.rows], dtype=dtype))
+
+
 TOKEN_STATISTICS = ("entropy", "margin")  # statistics that servers with only the top tokens may lack
 
 
@@ -71,60 +76,41 @@ class LabelColumns:
             return StoredQuestions(self.rows)
         return [question_from_row(row) for row in self.rows]
 
-    @cached_property
-    def ids(self) -> NDArray[np.str_]:
-        """The id of each question, which is unique within its run."""
-        return np.array([row.id for row in self.rows], dtype=COMPACT_TEXT)
-
-    @cached_property
-    def closed_book_right(self) -> BoolArray:
-        """Whether the closed-book answer is right."""
-        return np.array([_is_right(row.closed) for row in self.rows], dtype=bool)
-
-    @cached_property
-    def has_open_book_answer(self) -> BoolArray:
-        """Whether there is an open-book answer."""
-        return np.array([row.open is not None for row in self.rows], dtype=bool)
-
-    @cached_property
-    def final_right(self) -> BoolArray:
-        """Whether the open-book answer is right; the closed-book answer where no passage was found."""
-        return np.array([_is_right(_get_final_answer(row)) for row in self.rows], dtype=bool)
-
-    @cached_property
-    def has_iterative_answer(self) -> BoolArray:
-        """Whether there is an answer after several rounds of retrieval."""
-        return np.array([row.iterative is not None for row in self.rows], dtype=bool)
-
-    @cached_property
-    def final_iterative_right(self) -> BoolArray:
-        """Whether the iterative answer is right; the closed-book answer where there is none."""
-        return np.array([_is_right(row.iterative or row.closed) for row in self.rows], dtype=bool)
-
-    @cached_property
-    def retrieval_rounds(self) -> NDArray[np.int64]:
-        """Rounds of retrieval that the iterative answer took."""
-        return np.array([row.rounds for row in self.rows], dtype=np.int64)
+    # The id of each question, which is unique within its run.
+    ids = _make_column(lambda row: row.id, COMPACT_TEXT)
+    # Whether the closed-book answer is right.
+    closed_book_right = _make_column(lambda row: _is_right(row.closed), bool)
+    # Whether there is an open-book answer.
+    has_open_book_answer = _make_column(lambda row: row.open is not None, bool)
+    # Whether the open-book answer is right; the closed-book answer where no passage was found.
+    final_right = _make_column(lambda row: _is_right(_get_final_answer(row)), bool)
+    # Whether there is an answer after several rounds of retrieval.
+    has_iterative_answer = _make_column(lambda row: row.iterative is not None, bool)
+    # Whether the iterative answer is right; the closed-book answer where there is none.
+    final_iterative_right = _make_column(lambda row: _is_right(row.iterative or row.closed), bool)
+    # Rounds of retrieval that the iterative answer took.
+    retrieval_rounds = _make_column(lambda row: row.rounds, np.int64)
+    # Length of the open-book answer in tokens.
+    open_book_tokens = _make_column(lambda row: count_answer_tokens(row.open), np.float64)
+    # Length of the closed-book answer in tokens.
+    closed_book_tokens = _make_column(lambda row: count_answer_tokens(row.closed), np.float64)
+    # Length of the passages in tokens: as recorded, else estimated from their texts; 0 if the row has none.
+    passage_tokens = _make_column(lambda row: _count_passage_tokens(row), np.float64)
+    # Whether the row holds the text of its question; packed runs do not.
+    has_text = _make_column(lambda row: bool(row.question), bool)
+    # Whether an LLM wrote the question.
+    is_synthetic = _make_column(lambda row: row.is_synthetic, bool)
+    # Whether "right" means equal to the open-book answer, because there is no gold answer.
+    is_graded_by_agreement = _make_column(lambda row: row.grader == AGREEMENT_GRADER, bool)
+    # Number of passages in the corpus with a gold answer. -1 means not counted.
+    answer_frequencies = _make_column(
+        lambda row: -1 if row.answer_frequency is None else row.answer_frequency, np.int64
+    )
 
     @cached_property
     def is_dev(self) -> BoolArray:
         """Whether a threshold may be chosen on the row; depends on the question id alone."""
         return mark_dev_rows(self.ids.tolist())
-
-    @cached_property
-    def open_book_tokens(self) -> FloatArray:
-        """Length of the open-book answer in tokens."""
-        return np.array([count_answer_tokens(row.open) for row in self.rows])
-
-    @cached_property
-    def closed_book_tokens(self) -> FloatArray:
-        """Length of the closed-book answer in tokens."""
-        return np.array([count_answer_tokens(row.closed) for row in self.rows])
-
-    @cached_property
-    def passage_tokens(self) -> FloatArray:
-        """Length of the passages in tokens: as recorded, else estimated from their texts; 0 if the row has none."""
-        return np.array([_count_passage_tokens(row) for row in self.rows], dtype=np.float64)
 
     @cached_property
     def question_fingerprints(self) -> NDArray[np.str_]:
@@ -136,27 +122,6 @@ class LabelColumns:
         """Fingerprint of each question, ignoring case, spaces and punctuation."""
         texts = (question.text for question in self.questions)
         return np.array([fingerprint_text_loosely(text) if text else "" for text in texts], dtype=np.str_)
-
-    @cached_property
-    def has_text(self) -> BoolArray:
-        """Whether the row holds the text of its question; packed runs do not."""
-        return np.array([bool(row.question) for row in self.rows], dtype=bool)
-
-    @cached_property
-    def is_synthetic(self) -> BoolArray:
-        """Whether an LLM wrote the question."""
-        return np.array([row.is_synthetic for row in self.rows], dtype=bool)
-
-    @cached_property
-    def is_graded_by_agreement(self) -> BoolArray:
-        """Whether "right" means equal to the open-book answer, because there is no gold answer."""
-        return np.array([row.grader == AGREEMENT_GRADER for row in self.rows], dtype=bool)
-
-    @cached_property
-    def answer_frequencies(self) -> NDArray[np.int64]:
-        """Number of passages in the corpus with a gold answer. -1 means not counted."""
-        counts = [-1 if row.answer_frequency is None else row.answer_frequency for row in self.rows]
-        return np.array(counts, dtype=np.int64)
 
     @cached_property
     def slices(self) -> NDArray[np.object_]:

@@ -102,7 +102,6 @@ def _describe_block(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> 
     return f"|{name}|{dtype}|{shape}|".encode()
 
 
-RUN_FORMAT = 1
 RUN_MANIFEST, ROWS_FILE = "run.json", "labels.jsonl"
 RECORDED_PREFIX = "recorded:"  # before the model name of imported answers; such a model cannot be loaded
 
@@ -159,7 +158,7 @@ class RunFolder(RowFolder):
         >>> [row.closed.correct for row in RunFolder(Path("run")).rows()]  # doctest: +SKIP
     """
 
-    version: ClassVar[int] = RUN_FORMAT
+    version: ClassVar[int] = 1
     manifest_name: ClassVar[str] = RUN_MANIFEST
     rows_name: ClassVar[str] = ROWS_FILE
     folder_type: ClassVar[str] = "label run"

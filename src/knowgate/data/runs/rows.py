@@ -175,7 +175,7 @@ def _to_json(value: Any) -> Any:
     value_type = type(value)
     if value_type in SCALAR_TYPES:
         return value
-    if value_type is float:
+    if isinstance(value, float):
         return round(value, ROUNDED_DIGITS)
     if value_type is Token:
         return [value.text, *map(_to_json, (value.logprob, value.entropy, value.margin))]
@@ -185,7 +185,7 @@ def _to_json(value: Any) -> Any:
         return row_to_json(value)
     if isinstance(value, Mapping):
         return {key: _to_json(item) for key, item in value.items()}
-    return round(value, ROUNDED_DIGITS) if isinstance(value, float) else value
+    return value
 
 
 @functools.cache

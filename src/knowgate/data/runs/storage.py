@@ -108,11 +108,8 @@ class LazySequence(Sequence[Item], Generic[Item]):
     @overload
     def __getitem__(self, index: slice) -> list[Item]: ...
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return list(self.take(np.arange(len(self))[index]))
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        return next(iter(self.take(np.array([index % len(self)]))))  # -1 becomes the last index
+        numbers = np.arange(len(self))[index]  # raises IndexError for an index that does not exist
+        return list(self.take(numbers)) if isinstance(index, slice) else next(self.take(np.array([numbers])))
 
 
 @dataclass(frozen=True, eq=False)

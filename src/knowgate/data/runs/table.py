@@ -151,8 +151,13 @@ class LabelTable(LabelColumns):
         """Return the row numbers of each run."""
         return [RunRows(Path(run), np.flatnonzero(self.run_index == index)) for index, run in enumerate(self.runs)]
 
-    def subset(self, numbers: Iterable[int]) -> LabelTable:
-        """Return a table of the rows with these indices. Columns are not computed again."""
+    def subset(self, numbers: Iterable[int], **changes: Any) -> LabelTable:
+        """Return a table of the rows with these indices. Columns are not computed again.
+
+        Args:
+            numbers: The indices.
+            changes: New values of other fields, such as `left_out`.
+        """
         chosen = np.fromiter(numbers, dtype=np.int64)
         rows, readings = self._select_rows(chosen)
         subset = replace(
@@ -161,6 +166,7 @@ class LabelTable(LabelColumns):
             readings=readings,
             run_index=self.run_index[chosen],
             recorded_needs={gate: column.select(chosen) for gate, column in self.recorded_needs.items()},
+            **changes,
         )
         return fill_columns(subset, {name: column[chosen] for name, column in self.computed_columns.items()})
 
@@ -180,10 +186,6 @@ class LabelTable(LabelColumns):
             yield self
             return
         yield from map(self.subset, split_batches(range(len(self.rows)), CHUNK_ROWS))
-
-    def with_changes(self, **changes: Any) -> LabelTable:
-        """Return a copy with some fields replaced. Columns that were computed already are kept."""
-        return fill_columns(replace(self, **changes), self.computed_columns)
 
 
 def load_label_table(

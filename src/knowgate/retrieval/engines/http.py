@@ -11,11 +11,9 @@ The list can also be named `results`, `documents` or `hits`, and the text `conte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
-
-import httpx
 
 from knowgate.core.files import sha256_text
 from knowgate.core.http_client import JsonClient, parse_json_response
@@ -45,33 +43,18 @@ class HttpRetriever:
         url: The address of the endpoint. It may contain {query} and {k}.
         deadline: The time limit for a query in seconds, including retries.
         pause: The time before the first retry in seconds.
-        headers: HTTP headers for every request, for example with an API key.
-        transport: An httpx transport that replaces the network in tests.
+        options: Other options of `JsonClient`, such as `headers` with an API key.
     """
 
     name = "http"
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        deadline: float = 10.0,
-        pause: float = 0.2,
-        headers: Mapping[str, str] | None = None,
-        transport: httpx.BaseTransport | None = None,
-    ):
+    def __init__(self, url: str, *, deadline: float = 10.0, pause: float = 0.2, **options: Any):
         self._url = url
         # Error messages show the URL without its parameters and login, which may be secret.
         public_url = redact_urls(url.partition("?")[0]).replace("***@", "")
-        self._server = JsonClient(
-            url,
-            f"the search server {public_url}",
-            headers=headers,
-            advice="Check its address, and the key if it needs one.",
-            deadline=deadline,
-            pause=pause,
-            transport=transport,
-        )
+        name = f"the search server {public_url}"
+        advice = "Check its address, and the key if it needs one."
+        self._server = JsonClient(url, name, advice=advice, deadline=deadline, pause=pause, **options)
 
     @property
     def fingerprint(self) -> str:

@@ -91,10 +91,8 @@ class TableSpec:
     @property
     def columns(self) -> list[str]:
         """The names of all columns used by a search, including filter columns."""
-        columns = [self.id, self.text, self.vector]
-        if self.title:
-            columns.append(self.title)
-        return columns + [column for column, _ in self.filters]
+        titles = [self.title] if self.title else []
+        return [self.id, self.text, self.vector, *titles, *(column for column, _ in self.filters)]
 
     @property
     def quoted_table(self) -> str:

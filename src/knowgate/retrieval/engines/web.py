@@ -74,7 +74,6 @@ class WebRetriever:
         engine: The name of the engine: `searxng`, `tavily` or `brave`.
         url: The address of the engine, or '' for its default address.
         options: Language, limits, cache and recording.
-        cache: The folder for cached responses and for the count of searches. Default: inside knowgate's cache folder.
         transport: An httpx transport that replaces the network in tests.
 
     Attributes:
@@ -83,22 +82,15 @@ class WebRetriever:
 
     name = "web"
 
-    def __init__(
-        self,
-        engine: str,
-        url: str = "",
-        options: WebOptions | None = None,
-        *,
-        cache: Path | None = None,
-        transport: httpx.BaseTransport | None = None,
-    ):
-        self.options = options or WebOptions()
-        folder = cache or cache_dir() / "web"
-        self._budget = SearchBudget(folder / f"{engine}-budget.json", self.options.minute, self.options.day)
-        self.engine = WEB_ENGINES[engine](url, self.options, transport, self._budget.try_spend)
-        self._cache = ResultFolder(folder / "replies", self.options.days * DAY_SECONDS)
-        self._recording = ResultFolder(Path(self.options.record)) if self.options.record else None
-        self.budget_seconds = self.options.deadline
+    def __init__(self, engine: str, url: str, options: WebOptions, transport: httpx.BaseTransport | None = None):
+        self.options = options
+        folder = cache_dir() / "web"
+        self._budget = SearchBudget(folder / f"{engine}-budget.json", options.minute, options.day)
+        self.engine = WEB_ENGINES[engine](url, options, transport)
+        self.engine.client.allow_retry = self._budget.try_spend
+        self._cache = ResultFolder(folder / "replies", options.days * DAY_SECONDS)
+        self._recording = ResultFolder(Path(options.record)) if options.record else None
+        self.budget_seconds = options.deadline
 
     @property
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -73,7 +73,6 @@ class WebEngine(ABC):
         url: The address of the engine, or '' for its default address.
         options: Language, safe search and time limit.
         transport: An httpx transport that replaces the network in tests.
-        allow_retry: Function that is called before a failed search is sent again. False means that it is not.
 
     Raises:
         BadSetting: The address or the API key is missing.
@@ -83,26 +82,16 @@ class WebEngine(ABC):
     default_url: str
     key_variable = ""  # the environment variable of the API key; '' if none is needed
 
-    def __init__(
-        self,
-        url: str,
-        options: WebOptions,
-        transport: httpx.BaseTransport | None = None,
-        allow_retry: Callable[[], bool] = lambda: True,
-    ):
+    def __init__(self, url: str, options: WebOptions, transport: httpx.BaseTransport | None = None):
         if not url and not self.default_url:
             raise BadSetting(
                 f"web search by {self.name} needs its address. Write web:{self.name}@https://search.example"
             )
         self.options = options
-        self.client = JsonClient(
-            url or self.default_url,
-            f"the web search {self.name}",
-            headers=self._make_headers(self._read_key()),
-            deadline=options.deadline,
-            transport=transport,
-        )
-        self.client.allow_retry = allow_retry
+        address = url or self.default_url
+        name = f"the web search {self.name}"
+        headers = self._make_headers(self._read_key())
+        self.client = JsonClient(address, name, headers=headers, deadline=options.deadline, transport=transport)
 
     def search(self, query: str, n: int) -> list[WebResult]:
         """Return up to n results, best first.

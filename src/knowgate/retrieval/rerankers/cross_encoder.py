@@ -167,15 +167,13 @@ class CrossEncoderReranker:
 
     Args:
         spec: A hub name, a folder of sentence-transformers, or the folder of an aligned reranker.
-        device: The device to run on, such as `cpu` or `cuda`. Default: the GPU if there is one.
         batch_size: The number of question-passage pairs per forward pass. Default: 128 on a GPU, 32 on a CPU.
     """
 
-    def __init__(self, spec: str, *, device: str | None = None, batch_size: int | None = None):
+    def __init__(self, spec: str, *, batch_size: int | None = None):
         if not spec:
             raise BadSetting("a cross-encoder needs a model. Write cross-encoder:NAME_OR_DIR.")
         self.spec = spec
-        self._device = device
         self._batch_size = batch_size
 
     @classmethod
@@ -257,9 +255,8 @@ class CrossEncoderReranker:
             check_reranker_files(self.spec)
         if is_aligned_reranker(self.spec):
             read_reranker_manifest(self.spec)  # called because it checks the files
-        options = {"device": self._device, "local_files_only": is_local, "model_kwargs": {"use_safetensors": True}}
         with _translate_loading_errors(self.spec):
-            model = CrossEncoder(self.spec, **options)
+            model = CrossEncoder(self.spec, local_files_only=is_local, model_kwargs={"use_safetensors": True})
         if model.num_labels != 1:
             raise ModelError(
                 f"the reranker '{self.spec}' returns {model.num_labels} scores per passage, not one. Use another model."

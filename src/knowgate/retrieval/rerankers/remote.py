@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
-
+from knowgate.core import split_batches
 from knowgate.core.files import sha256_text
 from knowgate.core.http_client import JsonClient, read_key_header
 from knowgate.core.redaction import redact_urls
@@ -21,7 +20,6 @@ from knowgate.retrieval.passages import check_passage_lists, cut_query, format_p
 from knowgate.types import Passage
 
 RERANK_KEY_VARIABLE = "KNOWGATE_RERANK_KEY"
-RETRY_PAUSE = 0.5  # seconds before the first retry; the pause doubles with each further retry
 
 
 class RemoteReranker:
@@ -33,7 +31,7 @@ class RemoteReranker:
         spec: `MODEL@URL`.
         deadline: The time limit for a question in seconds, including retries.
         pause: The time before the first retry in seconds.
-        transport: An httpx transport that replaces the network in tests.
+        options: Other options of `JsonClient`.
 
     Raises:
         BadSetting: The spec has another form, or its URL contains a login.
@@ -41,24 +39,12 @@ class RemoteReranker:
 
     SCORE_FIELD = "relevance_score"  # of a result
 
-    def __init__(
-        self,
-        spec: str,
-        *,
-        deadline: float = 60.0,
-        pause: float = RETRY_PAUSE,
-        transport: httpx.BaseTransport | None = None,
-    ):
+    def __init__(self, spec: str, *, deadline: float = 60.0, pause: float = 0.5, **options: Any):
         self.model, self._url = parse_server_spec(spec, "api:MODEL@URL", RERANK_KEY_VARIABLE)
-        self._server = JsonClient(
-            self._url,
-            f"the rerank server of '{self.model}'",
-            headers=read_key_header(RERANK_KEY_VARIABLE),
-            advice=f"Check the URL, the model and {RERANK_KEY_VARIABLE}.",
-            deadline=deadline,
-            pause=pause,
-            transport=transport,
-        )
+        name = f"the rerank server of '{self.model}'"
+        options |= {"headers": read_key_header(RERANK_KEY_VARIABLE), "deadline": deadline, "pause": pause}
+        advice = f"Check the URL, the model and {RERANK_KEY_VARIABLE}."
+        self._server = JsonClient(self._url, name, advice=advice, **options)
 
     @property
     def name(self) -> str:
@@ -128,8 +114,8 @@ class TeiReranker(RemoteReranker):
     def _score_passages(self, question: str, passages: Sequence[Passage]) -> list[float]:
         """Return the scores of the passages of one question, in order. Long lists are sent in several requests."""
         scores: list[float] = []
-        for start in range(0, len(passages), self.MAX_BATCH_SIZE):
-            scores += super()._score_passages(question, passages[start : start + self.MAX_BATCH_SIZE])
+        for batch in split_batches(passages, self.MAX_BATCH_SIZE):
+            scores += super()._score_passages(question, batch)
         return scores
 
     def _make_body(self, query: str, texts: list[str]) -> dict[str, Any]:
