@@ -46,9 +46,6 @@ class TurnQueue(Generic[Item]):
         self._items: dict[str, deque[Item]] = {}  # by client; the next client is first
         self._last_client: str | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._items)
-
     def __iter__(self) -> Iterator[Item]:
         return (item for items in self._items.values() for item in items)
 
