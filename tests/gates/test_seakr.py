@@ -180,7 +180,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     uniforms = np.random.default_rng(0).random((15, 6))
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [layer])
+        stream = hf_stream.prefill(model, ids, [layer])
         rows = hf_stream.sample_rows(
             stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end
         )
@@ -205,7 +205,7 @@ def test_samples_that_end_together_have_the_state_of_their_end(model):
     ids = [model.tokenize(model.render(PROMPTS[0].text))]
     every = frozenset(range(len(model.loaded.tokenizer)))
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [1])
+        stream = hf_stream.prefill(model, ids, [1])
         uniforms = np.full((2, 4), 0.5)
         drawn = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
         rows = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
@@ -219,7 +219,7 @@ def test_the_states_of_a_reading_are_those_of_its_samples(model):
     reading = model.read(PROMPTS, want)[1]
     ids = model.tokenize(model.render(PROMPTS[1].text))
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, [ids], model.pad_id, model.loaded.device, [2])
+        stream = hf_stream.prefill(model, [ids], [2])
         rows = hf_stream.sample_rows(
             stream.copy([0], repeat=4), draw_uniforms(PROMPTS[1], want), Sampling(), model.stop_ids
         )

@@ -109,7 +109,7 @@ def test_final_states_equal_those_of_plain_decoding(model, past_end, interval, m
     ids = [*model.encode_all(PROMPTS)]
     uniforms = np.random.default_rng(0).random((15, 6))
     with torch.inference_mode():
-        stream = decoding.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [1])
+        stream = decoding.prefill(model, ids, [1])
         generation = shared_decoding.SharedGeneration(stream, uniforms, Sampling(), MANY, past_end=past_end)
         ours = generation.run([1]).split().samples
         copies = stream.copy(range(3), repeat=5)

@@ -143,7 +143,7 @@ def test_documents_are_reranked_in_batches_between_which_searches_run(serve):
             batches.append(len(passages[0]))
         if len(batches) == 2 and not is_second_batch.is_set():
             is_second_batch.set()
-            until(lambda: app.state.service.gate_service._search_lock._waiters)
+            until(lambda: list(app.state.service.gate_service._search_lock._waiters))
         if len(batches) == 3:
             has_searched.wait(5)
         return [[float(len(passage.text)) for passage in row] for row in passages]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from knowgate.core.stop_flag import pause_at_checks
 from knowgate.errors import BadSetting
-from knowgate.types import Completion, Prompt, Sampling, SignalRequest, TextStream
+from knowgate.types import Completion, Prompt, Reading, Sampling, SignalRequest, TextStream
 
 Handle = TypeVar("Handle")
 Item = TypeVar("Item")
@@ -46,9 +46,6 @@ class TurnQueue(Generic[Item]):
         self._items: dict[str, deque[Item]] = {}  # by client; the next client is first
         self._last_client: str | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._items)
-
     def __iter__(self) -> Iterator[Item]:
         return (item for items in self._items.values() for item in items)
 
@@ -63,12 +60,8 @@ class TurnQueue(Generic[Item]):
         others = [client for client in clients if client != self._last_client]
         return next(iter(others or clients), None)
 
-    def popleft(self, client: str | None = None) -> Item:
-        """Remove and return the oldest item of a client. Default: the client whose turn it is."""
-        if client is None:
-            client = self.find_client()
-        if client is None:
-            raise IndexError("the queue is empty")
+    def popleft(self, client: str) -> Item:
+        """Remove and return the oldest item of a client."""
         items = self._items.pop(client)
         item = items.popleft()
         if items:
@@ -120,21 +113,8 @@ class FairExecutor(Executor):
         future: Future[Any] = Future()
         with self._lock:
             self._calls.append((future, partial(work, *args, **options)))
-        self._threads.submit(self._run_next)
+        self._threads.submit(self.run_next)
         return future
-
-    def _run_next(self) -> None:
-        """Run the oldest call of the client whose turn it is."""
-        with self._lock:
-            client = self._calls.find_client()
-            if client is None:  # all calls were run inside others
-                return
-            future, work = self._calls.popleft(client)
-        _THREAD.call = RunningCall(self, (client,))
-        try:
-            self._run(future, work)
-        finally:
-            _THREAD.call = None
 
     def has_other_clients(self, call: RunningCall) -> bool:
         """Return whether a call of another client waits that may interrupt this one."""
@@ -142,21 +122,25 @@ class FairExecutor(Executor):
             client = self._calls.find_client(call.list_skipped_clients())
         return client is not None and len(call.clients) <= MAX_NESTED_CALLS
 
-    def run_inside(self, outer: RunningCall) -> None:
-        """Run a waiting call of another client inside the running call `outer`, if there is one."""
+    def run_next(self, outer: RunningCall | None = None) -> None:
+        """Run the waiting call whose turn it is, if there is one.
+
+        With `outer`, it interrupts this running call.
+        """
+        interrupted = outer or RunningCall(self, ())  # a call of no client stands for an idle thread
         with self._lock:
-            client = self._calls.find_client(outer.list_skipped_clients())
-            if client is None:
+            client = self._calls.find_client(interrupted.list_skipped_clients())
+            if client is None:  # all calls were run inside others
                 return
             future, work = self._calls.popleft(client)
         start = time.monotonic()
-        _THREAD.call = RunningCall(self, (*outer.clients, client))
+        _THREAD.call = RunningCall(self, (*interrupted.clients, client))
         try:
             Context().run(self._run, future, work)  # without the context variables of the interrupted call
         finally:
             _THREAD.call = outer
             end = time.monotonic()
-            outer.next_turns[client] = end + (end - start)
+            interrupted.next_turns[client] = end + (end - start)
 
     def _run(self, future: Future[Any], work: Callable[[], Any]) -> None:
         """Run a call, and set the result or error of its future."""
@@ -193,7 +177,7 @@ def allow_interruption(model: object) -> Iterator[None]:
     def pause() -> None:
         if call.executor.has_other_clients(call):
             with model.pause_inference():
-                call.executor.run_inside(call)
+                call.executor.run_next(call)
 
     with pause_at_checks(pause):
         yield
@@ -311,20 +295,15 @@ class GeneratingBackend(Backend):
         """Return the greedy answer to each prompt."""
 
     @abstractmethod
-    def _sample(
-        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
-    ) -> list[list[Completion]]:
-        """Return `n` sampled answers per prompt."""
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
+        """Return the requested signals of each prompt, such as a draft, samples and hidden states."""
 
     @abstractmethod
-    def _continue_drafts(
-        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
-    ) -> list[Completion]:
+    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts (beginnings of answers) greedily, and return the whole answers.
 
         Args:
-            prompts: The prompts.
-            handles: For each prompt, the handle of its draft (`Reading.resume`).
+            handles: The handle of each draft (`Reading.resume`), which holds its prompt.
             max_tokens: Maximum number of tokens per answer, including those of the draft.
         """
 
@@ -343,10 +322,14 @@ class GeneratingBackend(Backend):
         With `resume`, each completion continues a draft.
         """
         if resume is not None:
-            check_resume_options(temperature, n)
-            return [[answer] for answer in self._continue_drafts(prompts, resume, max_tokens)]
+            if temperature > 0 or n != 1:
+                raise BadSetting(f"`resume` continues one greedy draft. Leave out temperature={temperature} and n={n}.")
+            handles = [handle for _, handle in zip(prompts, resume, strict=True)]  # as many as there are prompts
+            return [[answer] for answer in self._continue_drafts(handles, max_tokens)]
         if temperature != 0:
-            return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
+            sampling = Sampling(temperature)
+            request = SignalRequest(samples=n, sample_tokens=max_tokens, sampling=sampling, seed=seed, resumable=False)
+            return [list(reading.samples) for reading in self.read(prompts, request)]
         if n == 0:
             return [[] for _ in prompts]
         answers = self._answer_greedily(prompts, max_tokens, seed)
@@ -365,22 +348,10 @@ class SinglePromptBackend(GeneratingBackend):
         empty_drafts = [RemoteDraft(prompt, None) for prompt in prompts]
         return self._map(lambda draft: self._complete_draft(draft, max_tokens, seed), empty_drafts)
 
-    def _continue_drafts(
-        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
-    ) -> list[Completion]:
+    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
         """Return the whole greedy answer that begins with each draft."""
-        # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-        drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, handles, strict=True)]
+        drafts = [check_resume_handle(handle, RemoteDraft) for handle in handles]
         return self._map(lambda draft: self._complete_draft(draft, max_tokens), drafts)
-
-
-def check_resume_options(temperature: float, n: int) -> None:
-    """Raise BadSetting unless the options ask for one greedy answer.
-
-    Drafts are always continued greedily.
-    """
-    if temperature > 0 or n != 1:
-        raise BadSetting(f"`resume` continues one greedy draft. Leave out temperature={temperature} and n={n}.")
 
 
 def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:

@@ -114,11 +114,10 @@ def fetch_weights(name: str) -> Path:
         WeightsError: The download failed, or its checksum is wrong. In that case nothing is stored.
     """
     target = locate_weights(name)
-    if is_cached(name):
-        return target
-    with file_lock(target.with_suffix(".lock")):
-        if not is_cached(name):  # another process may have downloaded them meanwhile
-            _download(get_weights(name), target)
+    if not is_cached(name):
+        with file_lock(target.with_suffix(".lock")):
+            if not is_cached(name):  # another process may have downloaded them meanwhile
+                _download(get_weights(name), target)
     return target
 
 
@@ -201,10 +200,16 @@ def _download(spec: WeightsSpec, target: Path) -> None:
 
 
 def _replace_pickle(folder: Path, spec: WeightsSpec) -> None:
-    """Replace a pickle in a folder by a safetensors file, and store its checksum in another file."""
-    convert_pickle(folder / spec.checked, folder / spec.unpickled)
-    digest = sha256_file(folder / spec.unpickled)
-    (folder / DIGEST_FILE).write_text(digest, encoding="ascii", newline="")
+    """Replace a pickle in a folder by a safetensors file, and store its checksum in another file.
+
+    Also write configuration files for sentence-transformers.
+    """
+    pickle = folder / spec.checked
+    target = folder / spec.unpickled
+    target.write_bytes(save(_load_pickled_tensors(pickle), metadata={"format": "pt"}))
+    pickle.unlink()
+    _write_pooling_files(folder)
+    (folder / DIGEST_FILE).write_text(sha256_file(target), encoding="ascii", newline="")
 
 
 def _download_archive(spec: WeightsSpec, scratch: Path) -> Path:
@@ -276,22 +281,12 @@ def _check_download(path: Path, spec: WeightsSpec) -> None:
         )
 
 
-def convert_pickle(source: Path, target: Path) -> None:
-    """Convert a pickle of tensors to safetensors and delete the pickle.
-
-    Also write configuration files for sentence-transformers.
+def _load_pickled_tensors(file: Path) -> dict[str, Any]:
+    """Load a pickle of tensors as arrays, without running code in it.
 
     Raises:
         WeightsError: The pickle holds objects other than tensors. They are not loaded, so no code in them is run.
     """
-    arrays = _load_pickled_tensors(source)
-    target.write_bytes(save(arrays, metadata={"format": "pt"}))
-    source.unlink()
-    _write_pooling_files(target.parent)
-
-
-def _load_pickled_tensors(file: Path) -> dict[str, Any]:
-    """Load a pickle of tensors as arrays, without running code in it."""
     import torch
 
     try:

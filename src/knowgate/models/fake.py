@@ -142,8 +142,8 @@ class FakeModel(backend.SinglePromptBackend):
     ):
         self.name = name
         self.offers = offers
+        self.depth = layers + 1  # the embeddings and each layer's output
         self._width = width
-        self._layers = layers
         self._table = {key: parse_fake_entry(key, value) for key, value in (table or {}).items()}
 
     @functools.cached_property
@@ -152,34 +152,19 @@ class FakeModel(backend.SinglePromptBackend):
         table = {key: asdict(entry) for key, entry in self._table.items()}
         # Version 0.1 had no signal TOOLS. It is left out, so that fingerprints of that version stay valid.
         offers = sorted(self.offers - {Signal.TOOLS})
-        return "fake-" + _digest(self.name, table, self._width, self._layers, offers).hex()[:16]
-
-    @property
-    def depth(self) -> int:
-        """Number of hidden states: the embeddings and each layer's output."""
-        return self._layers + 1
+        return "fake-" + _digest(self.name, table, self._width, self.depth - 1, offers).hex()[:16]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt, such as drafts and samples."""
         self._check_offered(Signal.HIDDEN, bool(request.layers) or request.sample_layer is not None)
         self._check_offered(Signal.SAMPLES, request.samples > 0)
+        backend.check_sampling(request.sampling)
         return [self._read(prompt, request) for prompt in prompts]
 
     def _complete_draft(self, draft: backend.RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
         """Return the answer to the prompt of a draft. It is never shorter than the draft."""
         n_draft_tokens = draft.completion.n_tokens if draft.completion else 0
         return self._complete(draft.prompt, self._answer(draft.prompt), max(max_tokens, n_draft_tokens))
-
-    def _sample(
-        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
-    ) -> list[list[Completion]]:
-        """Draw `n` answers to each prompt, and cut each to `max_tokens` tokens."""
-        backend.check_sampling(sampling)
-        samples = []
-        for prompt in prompts:
-            answers = self._draw_answers(prompt, n, seed, sampling)
-            samples.append([self._complete(prompt, answer, max_tokens) for answer in answers])
-        return samples
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return made-up logits of the labels, such as 'yes' and 'no', after each part of a prompt."""
@@ -206,7 +191,7 @@ class FakeModel(backend.SinglePromptBackend):
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
         draft_end = f"after {draft.text if draft else None}"  # hidden states after different drafts differ
-        [samples] = self._sample([prompt], request.sample_tokens, request.sampling, request.samples, request.seed)
+        samples = [self._complete(prompt, answer, request.sample_tokens) for answer in self._draw(prompt, request)]
         layers_after = request.layers if request.after_draft else ()
         return Reading(
             draft=draft,
@@ -259,11 +244,12 @@ class FakeModel(backend.SinglePromptBackend):
             return -0.01 - 0.3 * unit
         return -1.0 - 2.0 * unit
 
-    def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
-        """Return `n` sampled answers to a prompt.
+    def _draw(self, prompt: Prompt, request: SignalRequest) -> list[str]:
+        """Return the requested number of sampled answers to a prompt.
 
         Unless samples are listed, closed-book samples include wrong guesses.
         """
+        n, seed = request.samples, request.seed
         entry = self._find_entry(prompt.text)
         answer = self._answer(prompt)
         if entry.is_open(prompt.text):
@@ -273,7 +259,7 @@ class FakeModel(backend.SinglePromptBackend):
         if not n:
             return []
         rng = random.Random(_digest("samples", prompt.text, seed))
-        probabilities = self._compute_answer_probabilities(prompt.text, sampling)
+        probabilities = self._compute_answer_probabilities(prompt.text, request.sampling)
         # top_k and top_p may exclude guesses. `randrange` needs at least one.
         n_guesses = max(1, int(np.count_nonzero(probabilities[1:])))
         return [answer if rng.random() < probabilities[0] else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
@@ -306,9 +292,9 @@ class FakeModel(backend.SinglePromptBackend):
             position: Any name for the place of the state in the text, such as 'before' for before the draft. The noise
                 depends on it too.
         """
-        if not -self._layers - 1 <= layer <= self._layers:
-            raise BadSetting(f"the model '{self.name}' has no layer {layer}. Use a layer from 0 to {self._layers}.")
-        index = layer % (self._layers + 1)
+        if not -self.depth <= layer < self.depth:
+            raise BadSetting(f"the model '{self.name}' has no layer {layer}. Use a layer from 0 to {self.depth - 1}.")
+        index = layer % self.depth
         side = 1.0 if self._is_known(prompt.text) else -1.0
         noise = _draw_noise(self._width, "state", prompt.text, index, position)
         return (noise + side * _draw_direction(self._width, index)).astype(np.float32)

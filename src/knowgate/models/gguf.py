@@ -237,14 +237,9 @@ def _choose_tensor_format(values: Any, number_format: GgufFormat) -> Any:
 
 
 def _permute_heads(key: str, values: Any, config: Any) -> Any:
-    """Reorder Llama's query and key weights for llama.cpp.
+    """Reorder Llama's query and key weights for llama.cpp: rows 0 1 2 3 become 0 2 1 3.
 
-    Example: rows 0 1 2 3 become 0 2 1 3.
-
-    Args:
-        key: Name of the weights, such as 'model.layers.0.self_attn.q_proj.weight'.
-        values: The weights.
-        config: Configuration of the model.
+    `key` is the name of the weights, such as 'model.layers.0.self_attn.q_proj.weight'.
     """
     module = key.split(".")[-2]
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -283,9 +278,7 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     writer.add_tokenizer_pre(pre_tokenizer)
     token_texts = {token_id: text for text, token_id in tokenizer.get_vocab().items()}
     _write_tokens(writer, token_texts, description["added_tokens"], vocab_size)
-    # Some versions of tokenizers write a merge as a pair of texts instead of one text.
-    merges = description["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_token_merges([" ".join(merge) for merge in description["model"]["merges"]])
     _write_special_tokens(writer, tokenizer)
 
 
@@ -304,27 +297,16 @@ def _write_special_tokens(writer: Any, tokenizer: Any) -> None:
     """Write the ids of special tokens, such as the end of text, and the chat template."""
     without_special = tokenizer.encode("a", add_special_tokens=False)
     writer.add_add_bos_token(len(tokenizer.encode("a")) > len(without_special))
-    if tokenizer.bos_token_id is not None:
-        writer.add_bos_token_id(tokenizer.bos_token_id)
-    if tokenizer.eos_token_id is not None:
-        writer.add_eos_token_id(tokenizer.eos_token_id)
-    if tokenizer.unk_token_id is not None:
-        writer.add_unk_token_id(tokenizer.unk_token_id)
-    if tokenizer.pad_token_id is not None:
-        writer.add_pad_token_id(tokenizer.pad_token_id)
+    for kind in ("bos", "eos", "unk", "pad"):
+        token_id = getattr(tokenizer, f"{kind}_token_id")
+        if token_id is not None:
+            getattr(writer, f"add_{kind}_token_id")(token_id)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
 
 
 def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for a tokenizer's word splitting rules, such as 'gpt-2'.
-
-    Args:
-        description: The content of tokenizer.json.
-
-    Raises:
-        BadSetting: llama.cpp does not know these rules.
-    """
+    """Return llama.cpp's name for the word splitting rules in a tokenizer.json, such as 'gpt-2'."""
     pre_tokenizer = description.get("pre_tokenizer") or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])  # a sequence of steps, or a single step
     kinds = [step.get("type") for step in steps]

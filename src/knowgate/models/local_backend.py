@@ -19,8 +19,8 @@ from knowgate.models import tokenization
 from knowgate.models.backend import GeneratingBackend
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.models.tools import find_call_token, render_with_tool
-from knowgate.types import TextStream, Vector
-from knowgate.types.records import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token
+from knowgate.types import Model, TextStream, Vector
+from knowgate.types.records import Completion, LabelPrompt, Prompt, Signal, SignalRequest, Token
 
 TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
 ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts
@@ -73,18 +73,10 @@ def get_max_tokens(request: SignalRequest) -> int:
     return max(request.draft_tokens, request.sample_tokens) if request.samples else request.draft_tokens
 
 
-class LocalBackend(GeneratingBackend):
+class LocalBackend(GeneratingBackend, Model):
     """Base class for backends with direct access to the tokenizer, the logits and the hidden states."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The spec of the model."""
-
-    @property
-    @abstractmethod
-    def depth(self) -> int:
-        """Number of hidden states: the embeddings and each layer's output."""
+    offers = frozenset(Signal)  # all signals
 
     @property
     @abstractmethod
@@ -95,10 +87,6 @@ class LocalBackend(GeneratingBackend):
     @abstractmethod
     def tokenizer(self) -> Any:
         """A transformers tokenizer, or an object with the same methods."""
-
-    @abstractmethod
-    def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return a reading of each prompt: the requested signals, such as a draft, samples and hidden states."""
 
     @abstractmethod
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
@@ -234,34 +222,10 @@ class LocalBackend(GeneratingBackend):
 
     # --- signals ----------------------------------------------------------------------------------
 
-    @property
-    def offers(self) -> frozenset[Signal]:
-        """The signals that the model supports: all of them."""
-        return frozenset(Signal)
-
     def _answer_greedily(self, prompts: Sequence[Prompt], max_tokens: int, seed: int | None) -> list[Completion]:
         """Return the greedy answer to each prompt: a draft of at most `max_tokens` tokens."""
         readings = self.read(prompts, SignalRequest(draft_tokens=max_tokens, resumable=False))
         return [reading.draft or Completion("") for reading in readings]
-
-    def _sample(
-        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
-    ) -> list[list[Completion]]:
-        """Return `n` sampled answers per prompt."""
-        request = SignalRequest(samples=n, sample_tokens=max_tokens, sampling=sampling, seed=seed, resumable=False)
-        return [list(reading.samples) for reading in self.read(prompts, request)]
-
-    def _continue_drafts(
-        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
-    ) -> list[Completion]:
-        """Continue drafts (beginnings of answers) one after another, and return the whole answers."""
-        completions = []
-        for prompt, handle in zip(prompts, handles, strict=True):
-            answer, steps = self._start_stream(prompt, max_tokens, handle)
-            for _ in steps:  # each step adds one token to the answer
-                pass
-            completions.append(self._make_completion(answer, with_tokens=True))
-        return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the greedy answer piece by piece, then return a `Completion`.

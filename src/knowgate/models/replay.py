@@ -49,13 +49,9 @@ class RecordingModel(Backend):
     """
 
     def __init__(self, model: Model, folder: str | Path):
+        self.name = model.name
         self._model = model
         self._folder = Path(folder)
-
-    @property
-    def name(self) -> str:
-        """Name of the recorded model."""
-        return self._model.name
 
     @property
     def fingerprint(self) -> str:
@@ -241,13 +237,7 @@ class ReplayModel(Backend):
         options: Sequence[Mapping[str, Any]],
         decode: Callable[[str, Any], Result],
     ) -> list[Result]:
-        """Return the recorded results of one method for the prompts.
-
-        Args:
-            method: Name of the recorded method, such as 'read'.
-            prompts: The prompts.
-            options: Options of the call for each prompt.
-            decode: Converts a key and its recorded JSON to a result.
+        """Return the recorded result of each prompt. `decode` converts a key and its recorded JSON to a result.
 
         Raises:
             ModelError: The recording has no result for a prompt with these options.

@@ -70,14 +70,9 @@ def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str
 def join_label_parts(
     prefix: Sequence[int], parts: Sequence[Sequence[int]], label_ids: Sequence[int]
 ) -> LabelPromptTokens:
-    r"""Join the parts of a label prompt, and note where each part ends.
+    r"""Join the tokens of the parts of a label prompt, and note where each part ends.
 
-    Example: 'Is 1 odd?', ' true\nIs 2 odd?'.
-
-    Args:
-        prefix: Token ids of the prefix.
-        parts: Token ids of each part.
-        label_ids: First tokens of the labels.
+    Example of parts: 'Is 1 odd?', ' true\nIs 2 odd?'. `label_ids` are the first tokens of the labels.
 
     Raises:
         BadSetting: A later part does not begin with a label.
@@ -168,14 +163,9 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
 
 
 def extract_fast_template(render: Callable[[str], str], special: Sequence[str], template: str) -> TurnTemplate | None:
-    """Find the fixed texts that a chat template puts around a message.
+    """Find the fixed texts that a chat template puts around a message, like `extract_turn_template`.
 
-    Use them only for messages without brackets, braces and bars.
-
-    Args:
-        render: Applies the model's chat template to a message.
-        special: The model's special tokens.
-        template: Source of the chat template.
+    Use them only for messages without brackets, braces and bars. `template` is the source of the chat template.
 
     Returns:
         The two texts. None if the template changes messages or prints the current date, so that it cannot be replaced.
@@ -186,9 +176,7 @@ def extract_fast_template(render: Callable[[str], str], special: Sequence[str], 
         return None
     prints_date = CLOCK_FUNCTION in template
     changes_message = turn.render(SPECIMEN_TEXT) != render(SPECIMEN_TEXT)
-    if prints_date or changes_message:
-        return None
-    return turn
+    return None if prints_date or changes_message else turn
 
 
 def is_plain_text(text: str) -> bool:

@@ -26,11 +26,7 @@ SEARCH_TOOL: Mapping[str, Any] = {
 def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: str) -> str:
     """Return a user message in the chat template with a tool, up to where the answer begins.
 
-    Args:
-        tokenizer: Tokenizer with a chat template, as transformers has it.
-        text: The user message.
-        tool: The tool in the format of OpenAI.
-        model: Name of the model, for the error message.
+    The tool has the format of OpenAI. `model` is a name for the error message.
 
     Raises:
         UnsupportedSignal: The chat template ignores tools, or there is none.

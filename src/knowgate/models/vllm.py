@@ -23,7 +23,6 @@ from knowgate.types import Completion, Prompt, Reading, Signal, SignalRequest, V
 
 MARGIN_TOP_TOKENS = 2  # the margin compares the two most probable tokens
 ENTROPY_TOP_TOKENS = 2_000  # enough to estimate the entropy over the vocabulary
-OFFERED_SIGNALS = frozenset({Signal.DRAFT, Signal.LOGPROBS, Signal.SAMPLES, Signal.LABELS})
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class VllmModel(LocalBackend):
 
     source: str
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
+    offers = frozenset({Signal.DRAFT, Signal.LOGPROBS, Signal.SAMPLES, Signal.LABELS})
+    depth = 0  # it returns no hidden states
     first_batch_size = 512  # vLLM schedules hundreds of requests at once
 
     @property
@@ -78,16 +79,6 @@ class VllmModel(LocalBackend):
     def tokenizer(self) -> Any:
         """The transformers tokenizer."""
         return self.engine.get_tokenizer()
-
-    @property
-    def offers(self) -> frozenset[Signal]:
-        """The signals that the model supports: all but hidden states and tool calls."""
-        return OFFERED_SIGNALS
-
-    @property
-    def depth(self) -> int:
-        """Number of hidden states that the model returns: none."""
-        return 0
 
     @property
     def context_window(self) -> int:
@@ -192,9 +183,7 @@ class VllmModel(LocalBackend):
         )
         return [[_parse_answer(sample) for sample in output.outputs] for output in outputs]
 
-    def _continue_drafts(
-        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
-    ) -> list[Completion]:
+    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts (beginnings of answers) greedily, all in one batch, and return the whole answers."""
         drafts = [check_resume_handle(handle, VllmResumeHandle) for handle in handles]
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]

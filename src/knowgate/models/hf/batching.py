@@ -341,22 +341,3 @@ def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) ->
 def compute_positions(mask: torch.Tensor) -> torch.Tensor:
     """Return the position of each token under an attention mask with padding on the left."""
     return (mask.cumsum(dim=1) - 1).clamp(min=0)
-
-
-def make_inputs(
-    ids: Sequence[Sequence[int]], n_cached: int, cache: Any, pad_id: int, device: torch.device
-) -> dict[str, Any]:
-    """Return the arguments of a forward pass over prompts with cached beginnings.
-
-    Args:
-        ids: Token ids of each whole prompt.
-        n_cached: Number of tokens at the start of each prompt whose keys and values are in the cache.
-        cache: The cache.
-        pad_id: Token for padding on the left.
-        device: The device that the model runs on.
-    """
-    tokens, mask = pad_left([row[n_cached:] for row in ids], pad_id, device)
-    mask = torch.cat([mask.new_ones(len(ids), n_cached), mask], dim=1)
-    positions = compute_positions(mask)[:, n_cached:]
-    inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
-    return {**inputs, "past_key_values": cache, "use_cache": True}

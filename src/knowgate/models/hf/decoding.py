@@ -17,8 +17,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.core.stop_flag import check_stop_flag
-from knowgate.models.hf.batching import make_inputs, make_nan_error
-from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
+from knowgate.models.hf.batching import make_nan_error
+from knowgate.models.hf.forward_pass import PartialPass, run_lower_layers
+from knowgate.models.hf.local_model import LocalModel
 from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
@@ -120,30 +121,20 @@ class DecodingBatch:
 
 
 def prefill(
-    model: Any,
-    ids: Sequence[Sequence[int]],
-    pad_id: int,
-    device: torch.device,
-    layers: Sequence[int] = (),
-    prefix_cache: PrefixCache | None = None,
-    *,
-    states_only: bool = False,
+    local: LocalModel, ids: Sequence[list[int]], layers: Sequence[int] = (), *, states_only: bool = False
 ) -> DecodingBatch:
     """Run the model over whole prompts, so that the first answer token can be chosen.
 
     Args:
-        model: The transformers model.
+        local: The model.
         ids: Token ids of each prompt.
-        pad_id: Token for padding on the left.
-        device: The device that the model runs on.
         layers: Layers whose hidden states at the last token are kept.
-        prefix_cache: Keys and values of prefixes that prompts share, so that they need not be computed again.
         states_only: Run only the layers up to the highest of `layers`, if only hidden states are needed for now. If
             an answer is generated later, the other layers are run then.
     """
-    n_cached, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
-    inputs = make_inputs(ids, n_cached, cache, pad_id, device)
-    mask = inputs["attention_mask"]
+    model = local.loaded.model
+    inputs = local.make_inputs(ids)
+    cache, mask = inputs["past_key_values"], inputs["attention_mask"]
     if states_only and layers and max(layers) < len(model.base_model.layers):
         partial, hidden = run_lower_layers(model, layers, inputs)
         return DecodingBatch(model, cache, mask, logits=None, hidden=hidden, partial=partial)
@@ -175,15 +166,7 @@ def decode_greedily(
 def iter_greedy_steps(
     batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> Iterator[None]:
-    """Extend answers greedily like `decode_greedily`, but yield after each token.
-
-    Args:
-        batch: The decoding batch, with one row per answer. Rows of finished answers are removed from it.
-        answers: The answers of the batch, extended in place.
-        max_tokens: Maximum number of tokens per answer, including those it already has.
-        stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are stored in `states`.
-    """
+    """Extend answers greedily like `decode_greedily`, but yield after each token."""
     active = answers  # the answers that are still in the batch, one per row; all have the same length
     _store_states(batch, active, layers)
     while active and len(active[0].tokens) < max_tokens:

@@ -73,7 +73,10 @@ class PrefixCache:
     def _get_layers(self, model: Any, prefix: tuple[int, ...], device: torch.device) -> LayerCaches:
         """Return the keys and values of a prefix, computing them if they are not cached."""
         if prefix not in self.entries:
-            self.entries[prefix] = _compute_prefix(model, prefix, device)
+            cache = DynamicCache()
+            ids = torch.tensor([prefix], device=device)
+            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self.entries[prefix] = [(layer.keys, layer.values) for layer in cache.layers]
         self.entries.move_to_end(prefix)
         if len(self.entries) > PREFIX_CACHE_SIZE:
             self.entries.popitem(last=False)  # the one that was not used for the longest time
@@ -90,14 +93,6 @@ class PrefixCache:
         if covers_most or n_prompts == 1 or len(shared) < MIN_PREFIX_TOKENS:
             return longest
         return shared
-
-
-def _compute_prefix(model: Any, prefix: Sequence[int], device: torch.device) -> LayerCaches:
-    """Run the model over a prefix and return its keys and values."""
-    cache = DynamicCache()
-    ids = torch.tensor([list(prefix)], device=device)
-    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 class _StopForward(Exception):

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -31,11 +31,15 @@ class LocalModel:
         source: Hub name or folder.
         label: Name of the model; `hf:SOURCE` by default.
         bits: Quantize the weights to 4 or 8 bits (CUDA, bitsandbytes); 0 for no quantization.
+
+    Attributes:
+        prefix_cache: Keys and values of shared prompt prefixes.
     """
 
     source: str
     label: str = ""
     bits: int = 0
+    prefix_cache: PrefixCache = field(default_factory=PrefixCache, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -97,11 +101,6 @@ class LocalModel:
         return LoraAdapters(self.loaded.model)
 
     @functools.cached_property
-    def prefix_cache(self) -> PrefixCache:
-        """Keys and values of shared prompt prefixes."""
-        return PrefixCache()
-
-    @functools.cached_property
     def shares_prompt_cache(self) -> bool:
         """Whether all answers to a prompt can use one copy of its keys and values."""
         return supports_shared_cache(self.loaded.model)
@@ -161,6 +160,24 @@ class LocalModel:
         with self.adapters.lock:
             return batching.run_in_batches(ids, limits or self.compute_limits(), work, rows, self.loaded.device)
 
+    def make_inputs(
+        self, ids: Sequence[list[int]], beginnings: Sequence[list[int]] | None = None, n_reusable: int = 0
+    ) -> dict[str, Any]:
+        """Return the arguments of a forward pass over prompts, after their cached prefix.
+
+        Args:
+            ids: Token ids of each whole prompt.
+            beginnings: The part of each prompt that the prefix may be taken from; the whole prompt by default.
+            n_reusable: Number of tokens at the start that later prompts will share too.
+        """
+        device = self.loaded.device
+        n_cached, cache = self.prefix_cache.start(self.loaded.model, beginnings or ids, device, n_reusable)
+        tokens, mask = batching.pad_left([row[n_cached:] for row in ids], self.pad_id, device)
+        mask = torch.cat([mask.new_ones(len(ids), n_cached), mask], dim=1)
+        positions = batching.compute_positions(mask)[:, n_cached:]
+        inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        return {**inputs, "past_key_values": cache, "use_cache": True}
+
     def run_alone(self, work: Callable[[], Result]) -> Result:
         """Run work on a single prompt, holding the model's lock."""
         with self.adapters.lock:
@@ -186,25 +203,18 @@ def read_label_logits(
         An array (positions x labels) per prompt.
     """
     llm = model.loaded.model
-    inputs = _make_label_inputs(model, prompts)
+    # The forward pass returns no states of cached tokens, so the cached prefix must end before the first label
+    # position.
+    first_position = min(prompt.positions[0] for prompt in prompts)
+    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]  # the cache never includes the last token
+    n_reusable = min(prompt.prefix for prompt in prompts)
+    inputs = model.make_inputs([prompt.ids for prompt in prompts], beginnings, n_reusable)
     states = llm.base_model(**inputs).last_hidden_state
     label_states = states[_locate_tokens([prompt.columns for prompt in prompts])]
     values: Vector = apply_lm_head(llm, label_states, label_ids).cpu().numpy()
     if not np.isfinite(values).all():
         raise batching.make_nan_error("NaN label logits")
     return tokenization.split_positions(values, prompts)
-
-
-def _make_label_inputs(model: LocalModel, prompts: Sequence[tokenization.LabelPromptTokens]) -> dict[str, Any]:
-    """Return the arguments of a forward pass over label prompts, after a cached prefix."""
-    device = model.loaded.device
-    # The forward pass returns no states of cached tokens, so the cached prefix must end before the first label
-    # position.
-    first_position = min(prompt.positions[0] for prompt in prompts)
-    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]  # the cache never includes the last token
-    n_reusable = min(prompt.prefix for prompt in prompts)
-    n_cached, cache = model.prefix_cache.start(model.loaded.model, beginnings, device, n_reusable)
-    return batching.make_inputs([prompt.ids for prompt in prompts], n_cached, cache, model.pad_id, device)
 
 
 def _locate_tokens(columns: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:

@@ -114,40 +114,23 @@ class HFModel(LocalModel, LocalBackend):
         return generates_answers and self.shares_prompt_cache and not request.resumable
 
     def _prefill(self, ids: list[list[int]], request: SignalRequest, limits: BatchLimits) -> DecodingBatch:
-        """Run the model over the prompts of a batch, in as many forward passes as the memory requires.
-
-        Args:
-            ids: Token ids of each prompt.
-            request: The requested signals.
-            limits: Maximum size of one forward pass.
-        """
+        """Run the model over the prompts of a batch. `limits` is the maximum size of one forward pass."""
+        layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
+        if self._can_join_prefills(request):
+            parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
+            return join_prefills([prefill(self, [ids[i] for i in indices], layers) for indices in parts])
         # If no answers are generated, layers above those whose states are requested need not be run.
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
-        layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
-
-        def run(part: list[list[int]]) -> DecodingBatch:
-            """Read some of the prompts in one forward pass."""
-            model, device = self.loaded.model, self.loaded.device
-            return prefill(model, part, self.pad_id, device, layers, self.prefix_cache, states_only=states_only)
-
-        if not self._can_join_prefills(request):
-            return run(ids)
-        parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
-        return join_prefills([run([ids[i] for i in indices]) for indices in parts])
+        return prefill(self, ids, layers, states_only=states_only)
 
     def _answer_batch(
         self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest
     ) -> Callable[[], list[Reading]]:
         """Generate the answers to one batch of prompts.
 
-        Args:
-            batch: The prompts after the forward pass over them.
-            prompts: The prompts of the batch.
-            request: The requested signals.
-
         Returns:
-            A function that returns a reading (the record of all requested signals) for each prompt. It does not use the
-            GPU, so it can run in another thread while the GPU works on the next batch.
+            A function that returns the reading of each prompt. It does not use the GPU, so it can run in another thread
+            while the GPU works on the next batch.
         """
         hidden = {layer: batch.hidden[layer] for layer in self._resolve_layers(request.layers)}
         collect_answers = self._answer(batch, prompts, request)
@@ -160,12 +143,11 @@ class HFModel(LocalModel, LocalBackend):
     def _make_readings(
         self, answered: DraftsAndSamples, batch: DecodingBatch | None, states: dict[int, Vector], request: SignalRequest
     ) -> list[Reading]:
-        """Make a reading, the record of all requested signals, for each prompt of a batch.
+        """Make the reading of each prompt of a batch.
 
         Args:
             answered: The answers.
-            batch: The batch, if its drafts may be continued later. Each reading then gets a handle (`resume`) for this.
-                None if drafts are not continued.
+            batch: The batch, if its drafts may be continued later; else None.
             states: Layer -> hidden states at the ends of the prompts (prompts x width).
             request: The requested signals.
         """
@@ -209,15 +191,7 @@ class HFModel(LocalModel, LocalBackend):
         return _to_numpy(torch.stack([sample.states[layers[0]] for sample in samples])) if layers else None
 
     def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> AnswerCollector:
-        """Generate the greedy answers (drafts) and the sampled answers to a batch.
-
-        If possible, both are generated in the same steps.
-
-        Args:
-            batch: The prompts after the forward pass over them.
-            prompts: The prompts of the batch.
-            request: The requested signals.
-        """
+        """Generate the greedy answers (drafts) and the sampled answers to a batch, if possible in the same steps."""
         if not request.samples:
             return self._draft(batch, request)
         check_sampling(request.sampling)
@@ -255,10 +229,7 @@ class HFModel(LocalModel, LocalBackend):
     ) -> list[GeneratedAnswer]:
         """Draw the sampled answers to each prompt of a batch.
 
-        Args:
-            batch: The prompts after the forward pass over them.
-            uniforms: Random numbers from 0 to 1, one for each token of each sample (samples x tokens).
-            request: Number of samples per prompt, and how they are drawn.
+        `uniforms` are random numbers from 0 to 1, one for each token of each sample (samples x tokens).
         """
         layers = self._sample_layers(request)
         if self.shares_prompt_cache:
@@ -269,16 +240,8 @@ class HFModel(LocalModel, LocalBackend):
 
     # --- continuing a draft -----------------------------------------------------------------------
 
-    def _continue_drafts(
-        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
-    ) -> list[Completion]:
-        """Continue drafts greedily until they end or have `max_tokens` tokens.
-
-        Args:
-            prompts: The prompts; not used, because the handles hold what the model has read.
-            handles: The state in which each draft stopped, as returned with the draft.
-            max_tokens: Maximum number of tokens per answer, including those of the draft.
-        """
+    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+        """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
         originals = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
         drafts = [replace(draft, row=draft.row.cut(max_tokens)) for draft in originals]  # copies, extended below
         groups: dict[int, list[HFResumeHandle]] = {}  # `id` of a batch -> its drafts that can grow
@@ -306,8 +269,7 @@ class HFModel(LocalModel, LocalBackend):
             draft = self.run_alone(lambda: handle.copy(max_tokens))
         else:
             ids = self._encode([prompt], max_tokens)
-            local = self.loaded
-            batch = self.run_alone(lambda: prefill(local.model, ids, self.pad_id, local.device, (), self.prefix_cache))
+            batch = self.run_alone(lambda: prefill(self, ids))
             draft = HFResumeHandle(batch, 0, GeneratedAnswer())
         return draft.row, self._iter_steps(draft, max_tokens)
 

@@ -364,9 +364,6 @@ class SharedGeneration:
 
         The batch stays rectangular, so some ended answers may stay.
 
-        Args:
-            is_left: Whether the model still reads tokens of each answer (prompts x answers).
-
         Returns:
             The indices of the prompts, and for each of them the indices of its answers (prompts x answers).
         """

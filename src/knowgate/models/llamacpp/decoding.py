@@ -93,11 +93,7 @@ def feed_last_tokens(
 ) -> Vector:
     """Let the model read the last token of each answer, and return the logits of the next token.
 
-    Args:
-        engine: The engine.
-        answers: The answers.
-        layers: Layers whose hidden states at the token are stored in the answers.
-        feed_end: If the model has ended an answer, read the token that ended it instead.
+    The hidden states of `layers` are stored in the answers. With `feed_end`, the model reads the token that ended an answer.
     """
     inputs = []
     for answer in answers:
@@ -111,15 +107,9 @@ def feed_last_tokens(
 
 
 def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """Choose and append the next token of each answer.
+    """Append the next token to each answer.
 
-    Answers with random numbers (`uniforms`) are sampled, the others are greedy.
-
-    Args:
-        answers: The answers.
-        logits: Logits of the next token of each answer (answers x vocabulary).
-        sampling: Temperature, top_p and top_k for drawing.
-        engine: Tells which tokens end an answer.
+    Answers with random numbers (`uniforms`) are sampled, the others are greedy. `logits` are answers x vocabulary.
     """
     for answer, answer_logits in zip(answers, logits, strict=True):
         token, steps = _choose_token(answer, answer_logits, sampling)
@@ -248,13 +238,9 @@ class EnginePrefixCache:
         return length
 
     def _make_room(self, engine: LlamaEngine, n_cells: int) -> None:
-        """Remove earlier prompts and answers from the engine.
+        """Make room for `n_cells` tokens: remove earlier prompts and answers from the engine.
 
         Cached prefixes are removed only if more room is needed.
-
-        Args:
-            engine: The engine.
-            n_cells: Number of tokens to make room for.
         """
         n_cached = sum(map(len, self.prefixes.values()))
         was_cleared = self.times_cleared != engine.times_cleared  # then the engine no longer holds the prefixes

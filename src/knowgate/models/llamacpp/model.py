@@ -27,7 +27,7 @@ from knowgate.models.llamacpp.decoding import PREFIX_ROWS, EnginePrefixCache, Se
 from knowgate.models.llamacpp.engine import MAX_SEQUENCES, EngineTokenizer, InputToken, LlamaEngine, log_softmax
 from knowgate.models.local_backend import LocalBackend, get_max_tokens
 from knowgate.models.tokenization import LabelPromptTokens, split_positions
-from knowgate.types import Prompt, Reading, Sampling, SignalRequest, Vector
+from knowgate.types import Completion, Prompt, Reading, Sampling, SignalRequest, Vector
 
 EMBEDDED_MODEL = "smollm"  # the spec llamacpp:smollm names the embedded model's file
 MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention reads all of them for every sequence
@@ -125,17 +125,9 @@ class LlamaCppModel(LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _group_prompts(self, lengths: Sequence[int], samples: int, max_tokens: int) -> list[list[int]]:
-        """Split prompts into groups, so that each group fits the engine's cache.
+        """Return groups of prompt indices, so that each group fits the engine's cache.
 
-        Prompts of similar length share a group.
-
-        Args:
-            lengths: Number of tokens of each prompt.
-            samples: Number of samples per prompt.
-            max_tokens: Maximum number of tokens per answer.
-
-        Returns:
-            The indices of the prompts in each group.
+        Prompts of similar length share a group. `samples` is their number per prompt.
         """
         n_sequences = 1 + samples  # that a prompt needs: one for the draft, and one for each sample
         n_available = MAX_SEQUENCES - PREFIX_ROWS
@@ -147,13 +139,7 @@ class LlamaCppModel(LocalBackend):
         return _group_by_size(sizes, max_group_tokens, max_prompts)
 
     def _read_group(self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of prompts that are computed together.
-
-        Args:
-            prompts: The prompts.
-            ids: Token ids of each prompt.
-            request: The requested signals.
-        """
+        """Return the requested signals of prompts that are computed together. `ids` are their tokens."""
         # The engine's cache must have room for the prompts and all of their answers.
         n_prompt_tokens = sum(len(tokens) for tokens in ids)
         n_answer_tokens = len(ids) * (request.draft_tokens + request.samples * request.sample_tokens)
@@ -183,13 +169,9 @@ class LlamaCppModel(LocalBackend):
     def _decode(
         self, drafts: list[SequenceState], samples: list[SequenceState], logits: Vector, request: SignalRequest
     ) -> None:
-        """Generate all drafts and samples as one batch, and store the requested hidden states in them.
+        """Extend empty drafts and samples as one batch, and store the requested hidden states in them.
 
-        Args:
-            drafts: The drafts, one per prompt, which are still empty.
-            samples: The samples, prompt by prompt, which are still empty.
-            logits: Logits after each prompt.
-            request: The requested signals.
+        `logits` are those after each prompt.
         """
         draft_layers = self._draft_layers(request)
         sample_layers = self._sample_layers(request)
@@ -206,14 +188,8 @@ class LlamaCppModel(LocalBackend):
     def _make_reading(
         self, draft: SequenceState, states: dict[int, Vector], samples: list[SequenceState], request: SignalRequest
     ) -> Reading:
-        """Make the record of all requested signals of one prompt from its draft and its samples.
-
-        Args:
-            draft: The draft.
-            states: Hidden states at the end of the prompt, by layer.
-            samples: The samples.
-            request: The requested signals. Negative layer numbers in it count from the end; modulo makes them positive.
-        """
+        """Make the reading of one prompt. `states` are those at the end of the prompt, by layer."""
+        # Negative layer numbers in the request count from the end. The modulo makes them positive.
         layers_after = request.layers if request.after_draft else ()
         sample_states = [sample.states[layer] for layer in self._sample_layers(request) for sample in samples]
         return Reading(
@@ -256,15 +232,7 @@ class LlamaCppModel(LocalBackend):
     def _start_samples(
         self, drafts: Sequence[SequenceState], prompts: Sequence[Prompt], request: SignalRequest
     ) -> list[SequenceState]:
-        """Create empty samples for all prompts.
-
-        Each sample gets a copy of its prompt's sequence in the engine.
-
-        Args:
-            drafts: The drafts, which are still empty.
-            prompts: The prompts.
-            request: Number and maximum length of the samples.
-        """
+        """Create empty samples. Each gets a copy of its prompt's sequence in the engine."""
         samples: list[SequenceState] = []
         for draft, prompt in zip(drafts, prompts, strict=True):
             for uniforms in draw_uniforms(prompt, request):
@@ -278,12 +246,8 @@ class LlamaCppModel(LocalBackend):
     def _feed_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, feed_end: bool) -> None:
         """Let the model read the last tokens of answers, and store the hidden states there.
 
-        Generation leaves these tokens unread.
-
-        Args:
-            answers: The answers. Empty ones keep the states of their prompt.
-            layers: Layers whose states are stored in the answers.
-            feed_end: Also read the tokens that ended answers. Otherwise ended answers keep their states.
+        Generation leaves these tokens unread. Empty answers keep the states of their prompt. With `feed_end`, the model
+        also reads tokens that ended answers.
         """
         not_empty = [answer for answer in answers if answer.tokens or answer.finished]
         unread = [answer for answer in not_empty if feed_end or not answer.finished]
@@ -303,6 +267,14 @@ class LlamaCppModel(LocalBackend):
             ids = self._encode([prompt], max_tokens)[0]
             answer = SequenceState(prompt=ids, sequence=PREFIX_ROWS, limit=max_tokens)
         return answer, self._iter_steps(answer)
+
+    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+        """Continue drafts (beginnings of answers) one after another, and return the whole answers."""
+        answers = [check_resume_handle(handle, SequenceState).copy(max_tokens) for handle in handles]
+        for answer in answers:
+            for _ in self._iter_steps(answer):  # each step adds one token to the answer
+                pass
+        return [self._make_completion(answer, with_tokens=True) for answer in answers]
 
     def _iter_steps(self, answer: SequenceState) -> Iterator[None]:
         """Extend an answer in place, yielding after each token.

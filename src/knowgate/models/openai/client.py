@@ -150,10 +150,6 @@ class ApiClient:
 
         Time limits count only the time of the server, not that of the caller between two pieces.
 
-        Args:
-            url: Address of the server, for error messages.
-            response: The response.
-
         Raises:
             ServerError: The server takes too long for one piece or in total, or closes the connection.
         """
@@ -225,11 +221,7 @@ def _encode(body: dict[str, Any]) -> bytes:
 def _translate_errors(url: str, seconds: float) -> Iterator[None]:
     """Turn httpx errors in the block into errors with advice.
 
-    Failed connections become RetryableError. Timeouts of a connected server do not.
-
-    Args:
-        url: Address of the server, for messages.
-        seconds: The timeout, for messages.
+    Failed connections become RetryableError. Timeouts of a connected server do not. `seconds` is the timeout.
     """
     try:
         yield

@@ -24,7 +24,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
@@ -56,11 +56,6 @@ class HiddenStateReader:
         self._endpoint = endpoint
         self._config = config
 
-    @property
-    def depth(self) -> int:
-        """Number of hidden states: the embeddings and each layer's output."""
-        return self._config.depth
-
     def check(self, layers: Sequence[int]) -> None:
         """Check that the server can return the hidden states of these layers.
 
@@ -69,7 +64,7 @@ class HiddenStateReader:
             BadSetting: The server is vLLM, but the spec does not name its folder.
         """
         # The modulo converts negative layer numbers, which count from the end.
-        missing = [layer for layer in layers if layer % self.depth not in self._config.layers]
+        missing = [layer for layer in layers if layer % self._config.depth not in self._config.layers]
         if missing:
             raise UnsupportedSignal(
                 f"the server returns hidden states of the layers {self._layer_list}, but not of layer {missing[0]}. Start the "
@@ -102,7 +97,7 @@ class HiddenStateReader:
                 f"the server returned hidden states of {len(states)} layers, but #layers= lists {len(self._config.layers)} "
                 f"({self._layer_list}). {LAYERS_HINT}"
             )
-        return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
+        return {layer: states[self._config.layers.index(layer % self._config.depth)] for layer in layers}
 
     def discard(self, response_id: str) -> None:
         """Delete the hidden states that vLLM wrote for a request.
@@ -168,34 +163,23 @@ def consume_states_file(folder: Path, server_path: str, ids: Sequence[int], *, t
         The hidden states at the last token (layers x width).
     """
     file = locate_states_file(folder, server_path)
-    lock = file.with_name(file.name + ".lock")
     try:
-        _wait_until_written(file, lock, time.monotonic() + timeout)
-        with file.open("rb") as stream:
+        with _wait_and_delete(file, timeout), file.open("rb") as stream:
             return _read_last_states(stream, ids)
     except OSError as error:
         raise ModelError(
             f"cannot read the server's hidden states from '{file}': {error.strerror or error}. Check the permissions."
         ) from None
-    finally:
-        delete_files(file, lock)
 
 
-def delete_states_files(folder: Path, response_id: str, *, timeout: float = FILE_TIMEOUT) -> None:
-    """Delete the files that vLLM wrote for a response.
-
-    vLLM may still be writing, so wait up to `timeout` seconds per file.
-    """
+def delete_states_files(folder: Path, response_id: str) -> None:
+    """Delete the files that vLLM wrote for a response. vLLM may still be writing them."""
     if not RESPONSE_ID_PATTERN.fullmatch(response_id):
         return
     for lock in folder.glob(f"*{response_id}-*.safetensors.lock"):
-        file = lock.with_suffix("")
-        try:
-            _wait_until_written(file, lock, time.monotonic() + timeout)
-        except (OSError, ModelError):  # another process deleted it, or it will never be written
-            continue
-        finally:
-            delete_files(file, lock)
+        # The errors mean that another process deleted the file, or that it will never be written.
+        with contextlib.suppress(OSError, ModelError), _wait_and_delete(lock.with_suffix("")):
+            pass
 
 
 def locate_states_file(folder: Path, server_path: str) -> Path:
@@ -206,26 +190,32 @@ def locate_states_file(folder: Path, server_path: str) -> Path:
     return folder / name
 
 
-def delete_files(*files: Path) -> None:
-    """Delete files, ignoring failures.
+@contextlib.contextmanager
+def _wait_and_delete(file: Path, timeout: float = FILE_TIMEOUT) -> Iterator[None]:
+    """Run a `with` block after the server has written a file. Then delete the file.
 
-    This machine may not be allowed to write to the folder.
+    Raises:
+        ModelError: The file is not complete within `timeout` seconds.
     """
-    for file in files:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
+    lock = file.with_name(file.name + ".lock")
+    deadline = time.monotonic() + timeout
+    try:
+        while not _is_written(file, lock):
+            if time.monotonic() > deadline:
+                raise _make_timeout_error(file)
+            time.sleep(POLL_INTERVAL)
+        yield
+    finally:
+        for path in (file, lock):
+            with contextlib.suppress(OSError):  # this machine may not be allowed to write to the folder
+                path.unlink(missing_ok=True)
 
 
-def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
-    """Wait until the server has written the file. After the deadline, raise ModelError."""
-    while not _is_written(file, lock):
-        if time.monotonic() > deadline:
-            raise ModelError(
-                f"the server's file '{file.name}' of hidden states is missing or incomplete in '{file.parent}'. Append "
-                "#layers=...&storage=DIR to the server's URL. DIR is the server's shared_storage_path, as seen from this "
-                "machine."
-            )
-        time.sleep(POLL_INTERVAL)
+def _make_timeout_error(file: Path) -> ModelError:
+    return ModelError(
+        f"the server's file '{file.name}' of hidden states is missing or incomplete in '{file.parent}'. Append "
+        "#layers=...&storage=DIR to the server's URL. DIR is the server's shared_storage_path, as seen from this machine."
+    )
 
 
 def _is_written(file: Path, lock: Path) -> bool:
@@ -285,12 +275,9 @@ def _read_tensor(
     Args:
         stream: The safetensors file.
         start: Offset of the data in the file.
-        entry: The tensor's entry in the header of the file: its number format, shape and data offsets.
+        entry: The tensor's entry in the header of the file.
         formats: Allowed number formats -> numpy dtypes.
         last_row: Read only the last entry of the first axis, such as the states of the last token.
-
-    Raises:
-        ValueError: The sizes in the header do not fit each other or the file.
     """
     dtype = np.dtype(formats[entry["dtype"]])
     shape = [int(size) for size in entry["shape"]]

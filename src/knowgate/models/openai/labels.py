@@ -202,13 +202,8 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
     """Return the log-probability of each label at one position.
 
-    An unlisted label gets an upper bound: the log-probability of the last of the `top` most probable tokens.
-
-    Args:
-        listed: Token id -> log-probability. Besides the most probable tokens, it has the token that the prompt has at
-            this position, which may be improbable.
-        label_ids: Token ids of the labels.
-        top: Number of most probable tokens that the server lists.
+    An unlisted label gets an upper bound: the log-probability of the last of the `top` most probable tokens. `listed` also
+    has the token that the prompt has at this position, which may be improbable.
     """
     if all(label in listed for label in label_ids):
         return [listed[label] for label in label_ids]

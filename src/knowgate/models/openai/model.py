@@ -69,6 +69,8 @@ class OpenAIModel(SinglePromptBackend):
         hidden_states: HiddenStateConfig | None = None,
     ):
         check_server_url(url)
+        self.name = f"openai:{model}"  # without the URL
+        self.depth = hidden_states.depth if hidden_states else 0
         self._concurrency = concurrency
         self._client = ApiClient(url, retry=retry or RetryPolicy(), connections=concurrency, transport=transport)
         self._endpoint = ModelEndpoint(model, self._client)
@@ -76,11 +78,6 @@ class OpenAIModel(SinglePromptBackend):
         self._state_reader = HiddenStateReader(self._endpoint, hidden_states) if hidden_states else None
         if self._state_reader is not None:
             self._endpoint.on_response = self._state_reader.discard
-
-    @property
-    def name(self) -> str:
-        """The spec of the model, without the URL."""
-        return f"openai:{self._endpoint.model}"
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -108,11 +105,6 @@ class OpenAIModel(SinglePromptBackend):
         return self._concurrency
 
     @property
-    def depth(self) -> int:
-        """Number of hidden states, or 0 if the server gives none."""
-        return self._state_reader.depth if self._state_reader else 0
-
-    @property
     def has_entropies(self) -> bool:
         """Whether the server returns enough log-probabilities per token to compute an entropy."""
         return self._endpoint.lists_wide_logprobs
@@ -124,7 +116,7 @@ class OpenAIModel(SinglePromptBackend):
 
     def count_tokens(self, text: str) -> int | None:
         """Return the number of tokens of a text, or None if the server does not offer its tokenizer."""
-        if self._endpoint.server not in LABEL_SERVERS:  # only these kinds of servers have an endpoint for it
+        if not self.reads_inner_labels:  # only these kinds of servers have an endpoint for it
             return None
         try:
             return len(self._endpoint.tokenize_text(text, False))
@@ -155,7 +147,7 @@ class OpenAIModel(SinglePromptBackend):
         """Return the requested signals of each prompt, such as its draft, samples and hidden states."""
         self.check_request(request)
         readings = self._map(lambda prompt: self._read_draft(prompt, request), prompts)
-        samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
+        samples = self._sample(prompts, request)
         return [replace(reading, samples=tuple(drawn)) for reading, drawn in zip(readings, samples, strict=True)]
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
@@ -271,14 +263,15 @@ class OpenAIModel(SinglePromptBackend):
 
     # --- samples ----------------------------------------------------------------------------------
 
-    def _sample(
-        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
-    ) -> list[list[Completion]]:
-        """Draw `n` sampled answers per prompt, with one request per prompt if possible."""
+    def _sample(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[list[Completion]]:
+        """Draw the sampled answers to each prompt, with one request per prompt if possible."""
+        n, seed = request.samples, request.seed
         if not prompts or n == 0:
             return [[] for _ in prompts]
+        sampling = request.sampling
         backend.check_sampling(sampling)
-        fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
+        limits = {"max_tokens": request.sample_tokens, "temperature": sampling.temperature}
+        fields = {**limits, **self._make_cutoff_fields(sampling)}
         if self._endpoint.capabilities.n:
             return self._map(lambda prompt: self._draw_samples(prompt, fields, n, seed), prompts)
         seeds = [None] * n if seed is None else range(seed, seed + n)
@@ -355,14 +348,9 @@ class OpenAIModel(SinglePromptBackend):
         return tokens[0].top
 
     def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
-        """List more first tokens of the answer, to find missing labels.
+        """List more first tokens of the answer than `top`, in which a label is missing.
 
         Returns `top` if the server cannot list more.
-
-        Args:
-            prompt: The prompt.
-            labels: The labels, such as 'true' and 'false'.
-            top: The tokens listed so far, among which a label is missing.
         """
         if self._endpoint.lists_requested_tokens:
             requested = self._label_reader.read_first_labels(prompt, labels)

@@ -241,14 +241,14 @@ class AnswerPrompts:
     def closed(self, question: Question) -> Prompt:
         """Return the closed-book prompt, which asks the question without passages."""
         key = "choice_closed" if question.choices else "closed"
-        return Prompt(self.templates.fill(key, self.language(question), query=_format_query(question)))
+        return Prompt(self.templates.fill(key, self.language(question), query=render_choices(question)))
 
     def open(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         """Return the open-book prompt, which shows the passages before the question."""
         if self.sentences is not None:
             passages = select_sentences(question.text, passages, self.sentences)
         key = "choice_open" if question.choices else "open"
-        values = {"query": _format_query(question), "evidence": format_passages(passages)}
+        values = {"query": render_choices(question), "evidence": format_passages(passages)}
         return Prompt(self.templates.fill(key, self.language(question), **values))
 
     def check_open_answer(self, question: Question, passages: Sequence[Passage], answer: str) -> str:
@@ -300,10 +300,6 @@ def _format_passage(passage: Passage) -> str:
     """
     text = passage.text.strip().lstrip("#").strip()
     return text if text.startswith(passage.title) else f"{passage.title}\n{text}"
-
-
-def _format_query(question: Question) -> str:
-    return render_choices(question) if question.choices else question.text
 
 
 def fit_passages(

@@ -132,7 +132,7 @@ ANSWER_LABEL_PATTERN = re.compile(r"\n?\s*(?:answer|答案)\s*[:：]", re.IGNORE
 
 
 class Exchange(NamedTuple):
-    """An independent question of a conversation, and its answer."""
+    """An independent question and its answer, from a conversation or written by an LLM about a passage."""
 
     question: str
     answer: str
@@ -166,13 +166,6 @@ def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
     return Prompt(load_packaged_templates("condense").fill("condense", lang, turns=turns, query=text))
 
 
-class GeneratedQuestion(NamedTuple):
-    """A question about a passage, written by an LLM, and its short answer."""
-
-    question: str
-    answer: str
-
-
 def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
     """Build the prompt that asks the LLM to write a question about a passage.
 
@@ -188,12 +181,12 @@ def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
     return Prompt(templates.fill("write", detect_language(passage.text), passage=one_line), raw=raw)
 
 
-def parse_generated_question(text: str) -> GeneratedQuestion:
+def parse_generated_question(text: str) -> Exchange:
     """Split text such as 'Question: Who? Answer: Ada.' into a question and an answer."""
     without_label = QUESTION_LABEL_PATTERN.sub("", text)
     texts = ANSWER_LABEL_PATTERN.split(without_label, maxsplit=1)
     answer = texts[1] if len(texts) > 1 else ""
-    return GeneratedQuestion(_first_line(texts[0]), _first_line(answer).rstrip(".。"))
+    return Exchange(_first_line(texts[0]), _first_line(answer).rstrip(".。"))
 
 
 def _first_line(text: str) -> str:

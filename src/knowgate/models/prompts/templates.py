@@ -125,17 +125,7 @@ def load_templates(path: Path, like: str) -> TemplateSet:
 
 
 def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:
-    """Check a user's templates of one language against the packaged ones.
-
-    Args:
-        path: The user's file, for error messages.
-        lang: The language.
-        texts: Template name -> text.
-        base: The packaged templates.
-
-    Raises:
-        BadSetting: The package has no template of this name, or its template has other placeholders.
-    """
+    """Raise BadSetting unless the packaged templates `base` have the same names and placeholders."""
     if lang not in base.templates:
         raise BadSetting(f"{path} has the unknown section [{lang[:80]}]. Use one of: {', '.join(base.templates)}.")
     for name, text in texts.items():
@@ -185,14 +175,9 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
-    """Quote lines of a value that look like lines of the template.
+    """Quote lines of a value that look like lines of the template, as in '> Question: ...'.
 
-    This prevents prompt injection. Example: '> Question: ...'.
-
-    Args:
-        template: The template that the value is filled into.
-        name: Name of the placeholder.
-        text: The value.
+    This prevents prompt injection. `name` is the placeholder of the value.
     """
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
