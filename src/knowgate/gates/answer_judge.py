@@ -12,17 +12,9 @@ from typing import Annotated, Literal
 
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.vectors import draft_texts, text_features
+from knowgate.gates import judges
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
-from knowgate.gates.judges import (
-    AnswerJudge,
-    AnswerJudgeOptions,
-    compute_gain_needs,
-    encode_answers,
-    load_answer_judge,
-    score_answers,
-)
-from knowgate.gates.judges.causal_judge import JudgeOptions
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, Question, Reading
 
@@ -46,7 +38,7 @@ class JudgeGate(FittedGate):
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong."""
-        read_record(AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
+        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
@@ -56,12 +48,12 @@ class JudgeGate(FittedGate):
         """
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
-        return score_answers("judge", self.judge, questions, texts, tokens)
+        return judges.score_answers("judge", self.judge, questions, texts, tokens)
 
     @functools.cached_property
-    def judge(self) -> AnswerJudge:
+    def judge(self) -> judges.AnswerJudge:
         """The judge model, loaded on first use."""
-        return load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
+        return judges.load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
 
 
 @dataclass(frozen=True)
@@ -88,10 +80,10 @@ class GainGate(JudgeGate):
         texts = draft_texts(readings)
         probabilities = []
         for prompt_name in GAIN_PROMPTS:
-            prompts = encode_answers(prompt_name, self.judge, questions, texts, tokens)
+            prompts = judges.encode_answers(prompt_name, self.judge, questions, texts, tokens)
             probabilities.append(self.judge.predict_known(prompts))
         llm_right, document_right = probabilities
-        return compute_gain_needs(known=llm_right, document_right=document_right)
+        return judges.compute_gain_needs(known=llm_right, document_right=document_right)
 
 
 @dataclass(frozen=True)
@@ -128,7 +120,7 @@ class IkGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong. Only mode `text` has tensors."""
         options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
-        mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
+        mode_options = EmbedderOptions if options.mode == "text" else judges.causal_judge.JudgeOptions
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
         if options.mode == "text":
             require_network(tensors)
@@ -141,12 +133,12 @@ class IkGate(FittedGate):
         if options["mode"] == "text":
             features = text_features(self.encoder, questions, texts, options["tokens"])
             return apply_network(self.artifact.tensors, features)
-        return score_answers("ik", self.judge, questions, texts, options["tokens"])
+        return judges.score_answers("ik", self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property
-    def judge(self) -> AnswerJudge:
+    def judge(self) -> judges.AnswerJudge:
         """The judge model, loaded on first use."""
-        return load_answer_judge("ik", self.artifact.path, self.artifact.options, self.llm)
+        return judges.load_answer_judge("ik", self.artifact.path, self.artifact.options, self.llm)
 
     @functools.cached_property
     def encoder(self) -> Embedder:

@@ -16,17 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.errors import BadInput
-from knowgate.stats.metrics import (
-    BoolArray,
-    FloatArray,
-    NeedRanking,
-    WeightMatrix,
-    unit_weights,
-    weighted_accuracy,
-    weighted_brier,
-    weighted_ece,
-    weighted_mean,
-)
+from knowgate.stats import metrics
+from knowgate.stats.metrics import BoolArray, FloatArray, NeedRanking, WeightMatrix, unit_weights, weighted_mean
 
 DEFAULT_RESAMPLES = 2_000
 PORTION_SIZE = 250  # resamples that share a random generator; for 10,000 questions they take 10 MB
@@ -108,22 +99,22 @@ class Bootstrap:
             yield counts.astype(np.float32, order="F")  # rank-based metrics read it column by column
             n_left -= size
 
-    def apply(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
+    def apply(self, measures: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute each metric on the original sample and on every resample."""
-        return self._compute(range(self.n_portions), metrics)
+        return self._compute(range(self.n_portions), measures)
 
-    def resample(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
+    def resample(self, measures: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute each metric on every resample, without the original sample."""
         if not self.resamples:
-            return [{} for _ in metrics]
-        return self._compute(range(1, self.n_portions), metrics)  # portion 0 is the original sample
+            return [{} for _ in measures]
+        return self._compute(range(1, self.n_portions), measures)  # portion 0 is the original sample
 
-    def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
+    def _compute(self, portions: Sequence[int], measures: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute metrics on the resamples of some portions, in parallel.
 
         Args:
             portions: Numbers of the portions to compute.
-            metrics: Functions that compute one or more named values for each resample.
+            measures: Functions that compute one or more named values for each resample.
 
         Returns:
             For each function, its values by name: arrays with one value for each resample.
@@ -133,7 +124,7 @@ class Bootstrap:
             """Compute all metrics on one portion. The result has one list per block."""
             blocks = []
             for weights in self.iter_blocks(number):
-                blocks.append([metric(weights) for metric in metrics])
+                blocks.append([metric(weights) for metric in measures])
             return blocks
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
@@ -246,9 +237,9 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
         return {
             "auroc": areas["auroc"],
             "auprc": areas["auprc"],
-            "accuracy": weighted_accuracy(weights, needed, needs),
-            "ece": weighted_ece(weights, needed, needs),
-            "brier": weighted_brier(weights, needed, needs),
+            "accuracy": metrics.weighted_accuracy(weights, needed, needs),
+            "ece": metrics.weighted_ece(weights, needed, needs),
+            "brier": metrics.weighted_brier(weights, needed, needs),
         }
 
     if not len(needs):
