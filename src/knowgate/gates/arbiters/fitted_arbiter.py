@@ -160,10 +160,8 @@ class FittedArbiter(Arbiter):
         raw_closed_book, raw_open_book = np.clip(self.raw(answers), 0, 1).T
         closed_book = apply_calibration(raw_closed_book, calibrations["closed"]).tolist()
         open_book = apply_calibration(raw_open_book, calibrations["open"]).tolist()
-        beliefs = []
-        for probabilities in zip(closed_book, open_book, strict=True):
-            beliefs.append(Belief(*probabilities, format_probabilities(*probabilities, self.note)))
-        return beliefs
+        pairs = zip(closed_book, open_book, strict=True)
+        return [Belief(*pair, format_probabilities(*pair, self.note)) for pair in pairs]
 
 
 class FittedRulesArbiter(FittedArbiter):

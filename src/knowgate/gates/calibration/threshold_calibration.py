@@ -37,7 +37,7 @@ from knowgate.gates.calibration.evidence import (
 )
 from knowgate.gates.calibration.guarantee import compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult
-from knowgate.gates.fitted_gate import get_gate_folder, get_gate_name, get_verdict
+from knowgate.gates.fitted_gate import get_fitted_spec, get_gate_folder, get_gate_name
 from knowgate.gates.offline_scoring import mark_seen_rows, score_gate
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.metrics import BoolArray
@@ -243,15 +243,15 @@ def _check_gate_and_options(gate: str | Gate, options: CalibrationOptions) -> No
     """Raise BadSetting if the threshold of a gate cannot be chosen with these options."""
     if isinstance(gate, str):
         check_gate_spec(gate)
-    folder = get_gate_folder(gate)
-    if options.out is not None and folder is None:
+    spec = get_fitted_spec(gate)
+    if options.out is not None and spec is None:
         raise BadSetting(
             f"gate '{get_gate_name(gate)}' is not fitted, so it has no folder for the threshold. Remove `out`."
         )
-    if get_verdict(gate) == "own":
+    if spec is not None and spec.verdict == "own":
         raise BadSetting(
             "the option verdict=own selects the uncalibrated score. A threshold can only be chosen for the calibrated score. "
-            f"Pass the gate as '{folder}'."
+            f"Pass the gate as '{spec.folder}'."
         )
 
 
