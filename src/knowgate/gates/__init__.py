@@ -6,6 +6,7 @@ Other packages add gates with an entry point in the group 'knowgate.gates'. Impo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -157,7 +158,8 @@ def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: gate_folder
     artifact = gate_folder.read_artifact(folder)
     name = str(artifact.manifest["gate"]).split(":")[0]  # without options, which follow a colon
     gate_class = _check_class(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
-    return cast("type[FittedGate]", gate_class).from_artifact(artifact, plug_in, verdict=verdict)
+    gate = cast("type[FittedGate]", gate_class).from_artifact(artifact, plug_in)
+    return replace(gate, verdict=verdict)
 
 
 def _check_class(name: str, loaded: object) -> type[Gate]:

@@ -36,25 +36,76 @@ THRESHOLD_SOURCES = {"guarantee": "guarantee", "budget": "retrieval rate", "accu
 
 
 @dataclass(frozen=True, repr=False)
-class FittedGate(Gate):
+class FittedComponent:
+    """A gate or arbiter trained on label runs (recorded answers) and loaded from a folder.
+
+    Attributes:
+        artifact: Manifest and weights of the folder.
+        plug_in: Whether to accept a different LLM than the one it was fitted on.
+        note: Text that is added to every decision, for example that it was fitted on a different LLM.
+        llm: The LLM that it is used with. A judge model can share its weights. None before `bind`.
+    """
+
+    artifact: gate_folder.Artifact
+    plug_in: bool = False
+    note: str = ""
+    llm: ModelIdentity | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_artifact(cls, artifact: gate_folder.Artifact, plug_in: bool = False) -> Self:
+        """Create the gate or arbiter from a loaded folder.
+
+        Raises:
+            ArtifactError: Options or tensors that this kind of gate or arbiter needs are missing or wrong.
+        """
+        component = cls(artifact, plug_in)
+        try:
+            component.check_folder(TensorValidator(artifact.tensors))
+        except BadInput as error:
+            raise artifact.make_error(str(error)) from None
+        return component
+
+    def check_folder(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if the content of the folder is wrong."""
+        self.check(tensors)
+
+    def check(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if options or tensors are wrong for this kind of gate or arbiter.
+
+        Subclasses call `tensors.require` for each tensor. Gates then call `tensors.reject_unknown`.
+        """
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """Signals that are read from the LLM."""
+        return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
+
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Return a copy that is bound to an LLM and its answer prompts.
+
+        Raises:
+            ArtifactError: It was fitted on a different LLM or different prompts, and `plug_in` is False.
+        """
+        note = gate_folder.check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
+        return replace(self, note=note, llm=model)
+
+
+@dataclass(frozen=True, repr=False)
+class FittedGate(FittedComponent, Gate):
     """A gate trained on label runs (recorded answers) and loaded from a folder. Subclasses implement `raw` and `check`.
 
     Attributes:
         artifact: Manifest and weights of the folder.
         plug_in: Whether to accept a different LLM than the one it was fitted on.
         note: Text that is added to every decision, for example that the gate was fitted on a different LLM.
+        llm: The LLM that the gate decides for. A judge model can share its weights. None before `bind`.
         verdict: 'need' decides by the calibrated probability that retrieval is needed. 'own' retrieves if the raw score
             exceeds 0.5, as in papers that do not calibrate (KBM 4.1: P(True) against P(False); CBDR 4.3: softmax
             above beta).
-        llm: The LLM that the gate decides for. A judge model can share its weights. None before `bind`.
         embedder: An embedding model that is already loaded, for gates that embed text. None to load it on first use.
     """
 
-    artifact: gate_folder.Artifact
-    plug_in: bool = False
-    note: str = ""
     verdict: gate_folder.Verdict = "need"
-    llm: ModelIdentity | None = field(default=None, compare=False)
     embedder: Embedder | None = None
 
     def __init_subclass__(cls) -> None:
@@ -78,38 +129,15 @@ class FittedGate(Gate):
         """Load a gate of this class from its folder; `plug_in` accepts a different LLM than the fitted one."""
         return cls.from_artifact(gate_folder.read_artifact(folder), plug_in)
 
-    @classmethod
-    def from_artifact(
-        cls, artifact: gate_folder.Artifact, plug_in: bool = False, *, verdict: gate_folder.Verdict = "need"
-    ) -> Self:
-        """Create the gate from a loaded folder.
-
-        Raises:
-            ArtifactError: Options or tensors that this kind of gate needs are missing or wrong.
-        """
-        gate, tensors = cls(artifact, plug_in, verdict=verdict), TensorValidator(artifact.tensors)
-        try:
-            require_distance_tensors(tensors, artifact.manifest.get("distance"))
-            gate.check(tensors)
-        except BadInput as error:
-            raise artifact.make_error(str(error)) from None
-        return gate
-
-    def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if options or tensors are wrong.
-
-        Subclasses call `tensors.require` for each tensor, then `tensors.reject_unknown`.
-        """
+    def check_folder(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if the content of the folder is wrong."""
+        require_distance_tensors(tensors, self.artifact.manifest.get("distance"))
+        self.check(tensors)
 
     @property
     def name(self) -> str:
         """Name of the gate, as stored in `gate.json`."""
         return str(self.artifact.manifest["gate"])
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """Signals that the gate reads from the LLM."""
-        return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
 
     @property
     def request(self) -> SignalRequest:
@@ -130,15 +158,6 @@ class FittedGate(Gate):
         """Fingerprint of everything behind the scores of the gate. The threshold is not included."""
         fields = {key: self.artifact.manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
-
-    def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return a copy that is bound to an LLM and its answer prompts.
-
-        Raises:
-            ArtifactError: The gate was fitted on a different LLM or different prompts, and `plug_in` is False.
-        """
-        note = gate_folder.check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
-        return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
         """Compute how far each question is from the training questions, or None if unknown. Above 1 is unusual."""
