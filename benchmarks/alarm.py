@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.tables.common import DATA, QWEN, RUNS, load_test_run, table
 from knowgate.data.runs.table import LabelTable, load_label_table
-from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.gates.arbiters.abstention import answers_differ
 from knowgate.gates.calibration.guarantee import learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes
 from knowgate.gates.offline_scoring import score_gate

@@ -97,7 +97,7 @@ def list_fitted() -> list[str]:
 def describe_policy(policy: str) -> tuple[dict[str, Any], str]:
     """Return the facts about a fitted policy, and its arbiter."""
     from knowgate.gates import load_fitted_gate
-    from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
+    from knowgate.gates.arbiters import NO_ARBITER, get_policy_arbiter
 
     gate = load_fitted_gate(policy)
     chosen, arbiter = gate.artifact.manifest["policy"], get_policy_arbiter(policy) or NO_ARBITER
@@ -117,8 +117,8 @@ def describe_policy(policy: str) -> tuple[dict[str, Any], str]:
 def record(name: str, policy: str, runs: list[Path]) -> None:
     """Score rows with a policy and write the record."""
     from knowgate.data.runs.table import load_label_table
+    from knowgate.gates.arbiters import NO_ARBITER
     from knowgate.gates.arbiters.offline_arbitration import arbitrate
-    from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER
     from knowgate.gates.offline_scoring import score_gate
 
     table = load_label_table(runs)

@@ -10,7 +10,7 @@ import pytest
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
 from knowgate.evaluation.traffic_log import LoggedTraffic, parse_event, read_label_run_traffic, read_traffic_log
-from knowgate.gates.calibration.changed_answers import answers_agree
+from knowgate.gates.arbiters.abstention import answers_agree
 from tests.support.hand_gate import graded_row, write_gate, write_rows
 
 SKIPPED = {

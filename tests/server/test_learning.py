@@ -16,7 +16,7 @@ import knowgate as kg
 from knowgate import AdaptiveRAG, load_gate
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
-from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.gates.arbiters.abstention import answers_differ
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app

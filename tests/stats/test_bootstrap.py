@@ -147,15 +147,15 @@ def test_resamples_do_not_depend_on_the_block_size(monkeypatch):
     assert all((np.concatenate(some) == one).all() for some, one in zip(pieces, whole, strict=True))
 
 
-def test_resample_omits_the_original_sample():
+def test_the_original_sample_can_be_left_out():
     values = np.random.default_rng(0).random(40)
 
     def mean(weights):
         return {"mean": weighted_mean(weights, values)}
 
     draws = Bootstrap(40, resamples=30)
-    assert draws.resample([mean])[0]["mean"].tolist() == draws.apply([mean])[0]["mean"][1:].tolist()
-    assert Bootstrap(40, resamples=0).resample([mean]) == [{}]
+    assert draws.apply([mean], with_original=False)[0]["mean"].tolist() == draws.apply([mean])[0]["mean"][1:].tolist()
+    assert Bootstrap(40, resamples=0).apply([mean], with_original=False) == [{}]
 
 
 def test_means_of_large_samples_have_the_same_interval():

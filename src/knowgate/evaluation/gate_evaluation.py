@@ -27,8 +27,8 @@ from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second
 from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.replay import Price
 from knowgate.evaluation.retrieval_actions import evaluate_actions
+from knowgate.gates.arbiters import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
-from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.fitted_gate import get_gate_name, has_judge
 from knowgate.gates.offline_scoring import drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress

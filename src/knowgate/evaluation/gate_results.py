@@ -355,7 +355,9 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
     full_sample = metrics.unit_weights(bootstrap.n)
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     results = []
-    for gate, cell_metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
+    for gate, cell_metric, resamples in zip(
+        gates, cell_metrics, bootstrap.apply(cell_metrics, with_original=False), strict=True
+    ):
         measure_exactly = _build_gate_metric(gate)
         results.append(_correct_resamples(resamples, measure_exactly(full_sample), cell_metric(full_sample)))
     return results

@@ -23,11 +23,11 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import AnswerGrades, EventCost, TrafficEvent
 from knowgate.gates import load_gate
+from knowgate.gates.arbiters import NO_ARBITER, get_policy_arbiter
+from knowgate.gates.arbiters.abstention import answers_agree
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
-from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
-from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
 from knowgate.gates.offline_scoring import score_gate
 from knowgate.types import DecisionNote

@@ -6,18 +6,13 @@ Other packages add gates with an entry point in the group 'knowgate.gates'. Impo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from knowgate.core.registry import RegistryEntry, find_plugins, load_entry, parse_options, split_spec
 from knowgate.errors import BadSetting
-from knowgate.gates.artifacts.gate_folder import (
-    FITTED_FOLDER_HINT,
-    Verdict,
-    parse_fitted_spec,
-    read_artifact,
-    reject_other_folder,
-)
+from knowgate.gates.artifacts import gate_folder
 from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.types import Gate, Model, Signal
 
@@ -127,7 +122,7 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
         >>> load_gate("logprob:mean").needs
         frozenset({<Signal.LOGPROBS: 'logprobs'>})
     """
-    if (fitted := parse_fitted_spec(spec)) is not None:
+    if (fitted := gate_folder.parse_fitted_spec(spec)) is not None:
         return load_fitted_gate(fitted.folder, plug_in=plug_in, verdict=fitted.verdict)
     name, options = split_spec(spec)
     if name in FITTED_GATES:
@@ -136,7 +131,8 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
             "it writes."
         )
     check_gate_spec(spec)
-    gate_class = _check_class(name, load_entry(GATES, "gate", name, "knowgate.gates", also=FITTED_FOLDER_HINT))
+    loaded = load_entry(GATES, "gate", name, "knowgate.gates", also=gate_folder.FITTED_FOLDER_HINT)
+    gate_class = _check_class(name, loaded)
     return gate_class(**parse_options(gate_class, options, f"gate '{name}'"))
 
 
@@ -147,10 +143,10 @@ def check_gate_spec(spec: str) -> None:
     """
     name, _ = split_spec(spec)
     if name not in GATES and name not in find_plugins("knowgate.gates"):
-        reject_other_folder(spec)
+        gate_folder.reject_other_folder(spec)
 
 
-def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "need") -> FittedGate:
+def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: gate_folder.Verdict = "need") -> FittedGate:
     """Load a gate from a folder that `knowgate fit` wrote.
 
     Args:
@@ -159,10 +155,11 @@ def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "
         verdict: How the gate decides. 'need' compares the calibrated need for retrieval (0 to 1) with the threshold of
             the gate. 'own' compares the uncalibrated score of its classifier with 0.5.
     """
-    artifact = read_artifact(folder)
+    artifact = gate_folder.read_artifact(folder)
     name = str(artifact.manifest["gate"]).split(":")[0]  # without options, which follow a colon
     gate_class = _check_class(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
-    return cast("type[FittedGate]", gate_class).from_artifact(artifact, plug_in, verdict=verdict)
+    gate = cast("type[FittedGate]", gate_class).from_artifact(artifact, plug_in)
+    return replace(gate, verdict=verdict)
 
 
 def _check_class(name: str, loaded: object) -> type[Gate]:
@@ -198,7 +195,7 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
     # the fingerprint of a served model, which is slow.
     if model.depth > 0:
         for folder in sorted(path.parent for path in PACKAGED_GATES.glob("*/gate.json")):
-            fitted_on = read_artifact(folder).manifest
+            fitted_on = gate_folder.read_artifact(folder).manifest
             if fitted_on["model"]["fingerprint"] == model.fingerprint and fitted_on["prompts"] == prompts:
                 return load_fitted_gate(str(folder))
     return load_gate(TEXT_ONLY_GATE if is_text_only(model) else FALLBACK_GATE)

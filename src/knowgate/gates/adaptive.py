@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -12,11 +11,11 @@ from knowgate.core.schema import read_record
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.gates.artifacts.networks import TensorValidator, check_feature_width
-from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
+from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate
 from knowgate.retrieval.embeddings import check_vectors
 from knowgate.retrieval.passages import MAX_ROUNDS
 from knowgate.stats.metrics import FloatArray
-from knowgate.types import Embedder, Question, Reading, Vector
+from knowgate.types import Question, Reading, Vector
 
 COMPLEXITY_CLASSES = ("no", "one", "multi")  # rounds of retrieval
 
@@ -34,8 +33,6 @@ class AdaptiveGate(FittedGate):
         >>> gate = AdaptiveGate.load("my-adaptive")  # doctest: +SKIP
     """
 
-    embedder: Embedder | None = None  # None to load the one that the gate was fitted with
-
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong.
 
@@ -48,11 +45,6 @@ class AdaptiveGate(FittedGate):
         if not (set(seen.tolist()) <= {0.0, 1.0} and seen.any()):
             raise BadInput(f"the tensor 'seen' is {seen.tolist()}, but must contain only 0 and 1, at least one 1.")
         tensors.reject_unknown()
-
-    @cached_property
-    def encoder(self) -> Embedder:
-        """The embedding model that the gate was fitted with."""
-        return load_fitted_embedder(self.artifact, self.embedder)
 
     def predict_classes(self, questions: Sequence[Question]) -> FloatArray:
         """Return the probabilities of no, one and several rounds, one row per question."""

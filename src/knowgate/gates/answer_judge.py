@@ -8,23 +8,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.vectors import draft_texts, text_features
+from knowgate.gates import judges
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
-from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
-from knowgate.gates.judges import (
-    AnswerJudge,
-    AnswerJudgeOptions,
-    compute_gain_needs,
-    encode_answers,
-    load_answer_judge,
-    score_answers,
-)
-from knowgate.gates.judges.causal_judge import JudgeOptions
+from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate
 from knowgate.stats.metrics import FloatArray
-from knowgate.types import Embedder, Question, Reading
+from knowgate.types import Question, Reading
 
 GAIN_PROMPTS = ("judge", "search")  # is the LLM's answer right, and would an answer from documents be right?
 
@@ -44,9 +36,11 @@ class JudgeGate(FittedGate):
         >>> gate = JudgeGate.load("my-judge")  # doctest: +SKIP
     """
 
+    prompt_name: ClassVar[str] = "judge"  # key of `judges.ANSWER_PROMPTS`
+
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong."""
-        read_record(AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
+        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
@@ -54,14 +48,18 @@ class JudgeGate(FittedGate):
 
         With 0 tokens, the judge reads only the question.
         """
+        return 1 - self.predict_known(self.prompt_name, questions, readings)
+
+    def predict_known(self, prompt_name: str, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Ask the judge about the draft of each question. `prompt_name` is a key of `judges.ANSWER_PROMPTS`."""
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
-        return score_answers("judge", self.judge, questions, texts, tokens)
+        return self.judge.predict_known(judges.encode_answers(prompt_name, self.judge, questions, texts, tokens))
 
     @functools.cached_property
-    def judge(self) -> AnswerJudge:
+    def judge(self) -> judges.AnswerJudge:
         """The judge model, loaded on first use."""
-        return load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
+        return judges.load_answer_judge(self.prompt_name, self.artifact.path, self.artifact.options, self.llm)
 
 
 @dataclass(frozen=True)
@@ -84,14 +82,8 @@ class GainGate(JudgeGate):
 
         Gain: P(document answer right) - P(LLM answer right).
         """
-        tokens = int(self.artifact.options["tokens"])
-        texts = draft_texts(readings)
-        probabilities = []
-        for prompt_name in GAIN_PROMPTS:
-            prompts = encode_answers(prompt_name, self.judge, questions, texts, tokens)
-            probabilities.append(self.judge.predict_known(prompts))
-        llm_right, document_right = probabilities
-        return compute_gain_needs(known=llm_right, document_right=document_right)
+        llm_right, document_right = (self.predict_known(name, questions, readings) for name in GAIN_PROMPTS)
+        return judges.compute_gain_needs(known=llm_right, document_right=document_right)
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,7 @@ class IkOptions:
 
 
 @dataclass(frozen=True)
-class IkGate(FittedGate):
+class IkGate(JudgeGate):
     """Asks a fine-tuned judge model whether the LLM knows the answer.
 
     The judge reads the question and the first T tokens of the draft. It answers Yes or No. The need for retrieval is 1
@@ -123,12 +115,12 @@ class IkGate(FittedGate):
         >>> gate = IkGate.load("my-ik")  # doctest: +SKIP
     """
 
-    embedder: Embedder | None = None  # None to load the one that the gate was fitted with
+    prompt_name = "ik"
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong. Only mode `text` has tensors."""
         options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
-        mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
+        mode_options = EmbedderOptions if options.mode == "text" else judges.causal_judge.JudgeOptions
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
         if options.mode == "text":
             require_network(tensors)
@@ -136,19 +128,8 @@ class IkGate(FittedGate):
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need as 1 - P(the LLM knows the answer)."""
-        options = self.artifact.options
-        texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
-        if options["mode"] == "text":
-            features = text_features(self.encoder, questions, texts, options["tokens"])
-            return apply_network(self.artifact.tensors, features)
-        return score_answers("ik", self.judge, questions, texts, options["tokens"])
-
-    @functools.cached_property
-    def judge(self) -> AnswerJudge:
-        """The judge model, loaded on first use."""
-        return load_answer_judge("ik", self.artifact.path, self.artifact.options, self.llm)
-
-    @functools.cached_property
-    def encoder(self) -> Embedder:
-        """The embedding model that the gate was fitted with."""
-        return load_fitted_embedder(self.artifact, self.embedder)
+        if self.artifact.options["mode"] == "lora":
+            return super().raw(questions, readings)
+        tokens = self.artifact.options["tokens"]
+        texts = draft_texts(readings) if tokens else [""] * len(questions)
+        return apply_network(self.artifact.tensors, text_features(self.encoder, questions, texts, tokens))

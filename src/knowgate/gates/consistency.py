@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import fmean
 
 from knowgate.core.text import normalize
@@ -71,11 +71,9 @@ class ConsistencyGate(Gate):
         for question, reading in zip(questions, readings, strict=True):
             answers = [canonical_answer(text, question) for text in self._list_answers(reading)]
             answers_by_question.append(answers)
-        to_embed: set[str] = set()
-        for answers in answers_by_question:
-            if len(set(answers)) > 1:  # equal answers agree fully, whatever their embeddings are
-                to_embed.update(answers)
-        vectors = self._embed(to_embed)
+        # Equal answers agree fully, whatever their embeddings are.
+        differing = [answers for answers in answers_by_question if len(set(answers)) > 1]
+        vectors = self._embed(set(chain.from_iterable(differing)))
         return [1 - _mean_agreement(answers, vectors) for answers in answers_by_question]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:

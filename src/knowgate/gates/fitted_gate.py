@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from abc import abstractmethod
@@ -35,24 +36,77 @@ THRESHOLD_SOURCES = {"guarantee": "guarantee", "budget": "retrieval rate", "accu
 
 
 @dataclass(frozen=True, repr=False)
-class FittedGate(Gate):
+class FittedComponent:
+    """A gate or arbiter trained on label runs (recorded answers) and loaded from a folder.
+
+    Attributes:
+        artifact: Manifest and weights of the folder.
+        plug_in: Whether to accept a different LLM than the one it was fitted on.
+        note: Text that is added to every decision, for example that it was fitted on a different LLM.
+        llm: The LLM that it is used with. A judge model can share its weights. None before `bind`.
+    """
+
+    artifact: gate_folder.Artifact
+    plug_in: bool = False
+    note: str = ""
+    llm: ModelIdentity | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_artifact(cls, artifact: gate_folder.Artifact, plug_in: bool = False) -> Self:
+        """Create the gate or arbiter from a loaded folder.
+
+        Raises:
+            ArtifactError: Options or tensors that this kind of gate or arbiter needs are missing or wrong.
+        """
+        component = cls(artifact, plug_in)
+        try:
+            component.check_folder(TensorValidator(artifact.tensors))
+        except BadInput as error:
+            raise artifact.make_error(str(error)) from None
+        return component
+
+    def check_folder(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if the content of the folder is wrong."""
+        self.check(tensors)
+
+    def check(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if options or tensors are wrong for this kind of gate or arbiter.
+
+        Subclasses call `tensors.require` for each tensor. Gates then call `tensors.reject_unknown`.
+        """
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """Signals that are read from the LLM."""
+        return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
+
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Return a copy that is bound to an LLM and its answer prompts.
+
+        Raises:
+            ArtifactError: It was fitted on a different LLM or different prompts, and `plug_in` is False.
+        """
+        note = gate_folder.check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
+        return replace(self, note=note, llm=model)
+
+
+@dataclass(frozen=True, repr=False)
+class FittedGate(FittedComponent, Gate):
     """A gate trained on label runs (recorded answers) and loaded from a folder. Subclasses implement `raw` and `check`.
 
     Attributes:
         artifact: Manifest and weights of the folder.
         plug_in: Whether to accept a different LLM than the one it was fitted on.
         note: Text that is added to every decision, for example that the gate was fitted on a different LLM.
+        llm: The LLM that the gate decides for. A judge model can share its weights. None before `bind`.
         verdict: 'need' decides by the calibrated probability that retrieval is needed. 'own' retrieves if the raw score
             exceeds 0.5, as in papers that do not calibrate (KBM 4.1: P(True) against P(False); CBDR 4.3: softmax
             above beta).
-        llm: The LLM that the gate decides for. A judge model can share its weights. None before `bind`.
+        embedder: An embedding model that is already loaded, for gates that embed text. None to load it on first use.
     """
 
-    artifact: gate_folder.Artifact
-    plug_in: bool = False
-    note: str = ""
     verdict: gate_folder.Verdict = "need"
-    llm: ModelIdentity | None = field(default=None, compare=False)
+    embedder: Embedder | None = None
 
     def __init_subclass__(cls) -> None:
         """Make subclasses inherit `__repr__`. @dataclass would otherwise generate a long one."""
@@ -65,45 +119,25 @@ class FittedGate(Gate):
 
     def _repr_html_(self) -> str:
         """Render a table of facts and the ROC curve for notebooks."""
-        return render_gate_html(self.artifact.path, self.artifact.manifest, self.note)
+        file = self.artifact.path / CURVE_FILE
+        svg = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        chart = embed_svg(svg, "ROC curve on the test split") if svg else ""
+        return _build_gate_table(self.artifact.path, self.artifact.manifest, self.note).html() + chart
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
         """Load a gate of this class from its folder; `plug_in` accepts a different LLM than the fitted one."""
         return cls.from_artifact(gate_folder.read_artifact(folder), plug_in)
 
-    @classmethod
-    def from_artifact(
-        cls, artifact: gate_folder.Artifact, plug_in: bool = False, *, verdict: gate_folder.Verdict = "need"
-    ) -> Self:
-        """Create the gate from a loaded folder.
-
-        Raises:
-            ArtifactError: Options or tensors that this kind of gate needs are missing or wrong.
-        """
-        gate, tensors = cls(artifact, plug_in, verdict=verdict), TensorValidator(artifact.tensors)
-        try:
-            require_distance_tensors(tensors, artifact.manifest.get("distance"))
-            gate.check(tensors)
-        except BadInput as error:
-            raise artifact.make_error(str(error)) from None
-        return gate
-
-    def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if options or tensors are wrong.
-
-        Subclasses call `tensors.require` for each tensor, then `tensors.reject_unknown`.
-        """
+    def check_folder(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if the content of the folder is wrong."""
+        require_distance_tensors(tensors, self.artifact.manifest.get("distance"))
+        self.check(tensors)
 
     @property
     def name(self) -> str:
         """Name of the gate, as stored in `gate.json`."""
         return str(self.artifact.manifest["gate"])
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """Signals that the gate reads from the LLM."""
-        return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
 
     @property
     def request(self) -> SignalRequest:
@@ -124,15 +158,6 @@ class FittedGate(Gate):
         """Fingerprint of everything behind the scores of the gate. The threshold is not included."""
         fields = {key: self.artifact.manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
-
-    def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return a copy that is bound to an LLM and its answer prompts.
-
-        Raises:
-            ArtifactError: The gate was fitted on a different LLM or different prompts, and `plug_in` is False.
-        """
-        note = gate_folder.check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
-        return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
         """Compute how far each question is from the training questions, or None if unknown. Above 1 is unusual."""
@@ -177,6 +202,22 @@ class FittedGate(Gate):
         needs = apply_calibration(np.array(raw, dtype=np.float64), self.artifact.manifest["calibration"])
         return [float(need) for need in needs]
 
+    @functools.cached_property
+    def encoder(self) -> Embedder:
+        """The embedding model that the gate was fitted with.
+
+        Raises:
+            ArtifactError: `embedder`, or the model of the recorded name, is not the one that the gate was fitted with.
+        """
+        name, fingerprint = self.artifact.options["embedder"], self.artifact.options["embedder_fingerprint"]
+        embedder = self.embedder or SentenceEmbedder(name)
+        if embedder.fingerprint != fingerprint:
+            raise ArtifactError(
+                f"gate '{self.artifact.path.name}' was fitted with the embedding model {name} (fingerprint {fingerprint[:12]}). "
+                f"The current model has fingerprint {embedder.fingerprint[:12]}. Use the original model, or fit the gate again."
+            )
+        return embedder
+
 
 @dataclass(frozen=True)
 class EmbedderOptions:
@@ -184,26 +225,6 @@ class EmbedderOptions:
 
     embedder: str
     embedder_fingerprint: str
-
-
-def load_fitted_embedder(artifact: gate_folder.Artifact, embedder: Embedder | None = None) -> Embedder:
-    """Load the embedding model that a gate was fitted with.
-
-    Args:
-        artifact: The fitted gate.
-        embedder: An embedding model that is already loaded. Default: load the model that the gate names.
-
-    Raises:
-        ArtifactError: The embedding model is not the one that the gate was fitted with.
-    """
-    name, fingerprint = artifact.options["embedder"], artifact.options["embedder_fingerprint"]
-    embedder = embedder or SentenceEmbedder(name)
-    if embedder.fingerprint != fingerprint:
-        raise ArtifactError(
-            f"gate '{artifact.path.name}' was fitted with the embedding model {name} (fingerprint {fingerprint[:12]}). The "
-            f"current model has fingerprint {embedder.fingerprint[:12]}. Use the original model, or fit the gate again."
-        )
-    return embedder
 
 
 # --- display --------------------------------------------------------------------------------------
@@ -218,14 +239,6 @@ def summarize_gate(path: Path, manifest: Mapping[str, Any]) -> str:
         parts.append(f"AUROC {format_auroc(manifest)}")
     parts.append(f"retrieves {describe_threshold_rule(manifest)}")
     return ", ".join(parts)
-
-
-def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") -> str:
-    """Render an HTML table of a gate's facts, with its ROC curve if available."""
-    file = path / CURVE_FILE
-    svg = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    chart = embed_svg(svg, "ROC curve on the test split") if svg else ""
-    return _build_gate_table(path, manifest, note).html() + chart
 
 
 def _build_gate_table(path: Path, manifest: Mapping[str, Any], note: str) -> TextTable:
@@ -269,7 +282,7 @@ def describe_retrieval_rule(threshold: float) -> str:
 # --- names and folders ----------------------------------------------------------------------------
 
 
-def _get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
+def get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
     """Return the folder and verdict of a fitted gate, or None for other gates.
 
     Example of a spec: 'my-gate,verdict=own'.
@@ -283,7 +296,7 @@ def _get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
 
 def get_gate_name(gate: str | Gate) -> str:
     """Return the name of a gate for tables. Fitted gates are named by their folder."""
-    spec = _get_fitted_spec(gate)
+    spec = get_fitted_spec(gate)
     if spec is None:
         return gate if isinstance(gate, str) else gate.name
     return Path(spec.folder).name + (OWN_VERDICT if spec.verdict == "own" else "")
@@ -304,15 +317,5 @@ def has_judge(gate: str | Gate) -> bool:
 
 def get_gate_folder(gate: str | Gate) -> str | None:
     """Return the folder of a fitted gate, or None for other gates."""
-    spec = _get_fitted_spec(gate)
+    spec = get_fitted_spec(gate)
     return None if spec is None else spec.folder
-
-
-def get_verdict(gate: str | Gate) -> gate_folder.Verdict:
-    """Return by which score a gate decides.
-
-    Returns:
-        'own' for a fitted gate that decides by the raw score of its classifier (verdict=own), 'need' for all others.
-    """
-    spec = _get_fitted_spec(gate)
-    return "need" if spec is None else spec.verdict

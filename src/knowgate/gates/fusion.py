@@ -17,7 +17,7 @@ from knowgate.errors import BadInput
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_manifest import StatePosition
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, compute_contributions, require_network
-from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
+from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.stats.metrics import FloatArray, logit
@@ -114,8 +114,6 @@ class FusionGate(FittedGate):
     Example:
         >>> gate = FusionGate.load("my-fusion")  # doctest: +SKIP
     """
-
-    embedder: Embedder | None = None  # None to load the one that the gate was fitted with
 
     labels = ASSESSMENT_LABELS
     recorded_signal = SELF_ASSESSMENT  # label runs may record the answer to the prompt of this gate
@@ -217,11 +215,6 @@ class FusionGate(FittedGate):
             f"expected to be right: {closed_book:.0%} from memory, {open_book:.0%} with passages"
             for closed_book, open_book in zip(*probabilities, strict=True)
         ]
-
-    @functools.cached_property
-    def encoder(self) -> Embedder:
-        """The embedding model that the gate was fitted with."""
-        return load_fitted_embedder(self.artifact, self.embedder)
 
 
 @dataclass(frozen=True)

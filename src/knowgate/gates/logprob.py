@@ -14,19 +14,13 @@ from knowgate.errors import BadSetting
 from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Token
 
 TokenStatistic = Literal["first", "mean", "min", "entropy", "margin"]
-STATISTICS: dict[str, Callable[[Sequence[Token]], float]] = {
-    "first": confidence.first_probability,
-    "mean": confidence.geometric_mean,
-    "min": confidence.min_probability,
-    "entropy": confidence.inverse_perplexity,
-    "margin": confidence.mean_margin,
-}
-STATISTIC_LABELS = {
-    "first": "the first word of its draft was {} certain",
-    "mean": "the words of its draft were {} certain on average",
-    "min": "the least certain word of its draft was {} certain",
-    "entropy": "its draft was {} certain, by entropy",
-    "margin": "the words of its draft led their alternatives by {}",
+# Each statistic: the function that computes it, and the sentence that states its value.
+STATISTICS: dict[str, tuple[Callable[[Sequence[Token]], float], str]] = {
+    "first": (confidence.first_probability, "the first word of its draft was {} certain"),
+    "mean": (confidence.geometric_mean, "the words of its draft were {} certain on average"),
+    "min": (confidence.min_probability, "the least certain word of its draft was {} certain"),
+    "entropy": (confidence.inverse_perplexity, "its draft was {} certain, by entropy"),
+    "margin": (confidence.mean_margin, "the words of its draft led their alternatives by {}"),
 }
 
 
@@ -68,12 +62,12 @@ class LogprobGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval: 1 - a statistic of the draft's token probabilities."""
-        compute, draft_tokens = STATISTICS[self.statistic], self.request.draft_tokens
-        return [confidence.draft_need(reading.draft, compute, draft_tokens) for reading in readings]
+        compute, _ = STATISTICS[self.statistic]
+        return [confidence.draft_need(reading.draft, compute, self.request.draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """State the value of the statistic. The draft is not quoted, because reasons are logged."""
-        sentence = STATISTIC_LABELS[self.statistic]
+        _, sentence = STATISTICS[self.statistic]
         return [sentence.format(f"{100 * (1 - need):.0f} %") for need in self.score(questions, readings)]
 
 

@@ -18,18 +18,11 @@ from knowgate.data.runs.table import LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, UnknownName, UnsupportedSignal
-from knowgate.gates import FITTED_GATES, GATES, load_gate
+from knowgate.gates import FITTED_GATES, GATES, load_gate, scoring
 from knowgate.gates.artifacts.drift import compute_far_share
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, parse_fitted_spec
 from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
-from knowgate.gates.scoring import (
-    add_neighbors,
-    measure_distances,
-    needs_label_prompts,
-    score_with_raw,
-    wrap_plugin_errors,
-)
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray
 from knowgate.types import Gate, Signal
 
 SIGNAL_NAMES = {Signal.HIDDEN: "hidden states", Signal.LABELS: "label logits", Signal.LOGPROBS: "log-probabilities"}
@@ -61,7 +54,7 @@ def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
     missing = sorted(gate.needs - find_signals(table))
     if missing:
         raise _make_signal_error(table, spec, missing)
-    with wrap_plugin_errors(gate):
+    with scoring.wrap_plugin_errors(gate):
         return gate.bind(RunModelIdentity.from_table(table), table.settings["prompts_fingerprint"])
 
 
@@ -132,17 +125,17 @@ class _GateScorer:
         name: What result tables call the gate.
         spec: What error messages call the gate: its folder if it is fitted.
         gate: The gate, bound to the LLM of the table.
-        needs: Need for retrieval of the rows of each chunk.
+        needs: Need for retrieval of each row.
         raw: Scores of the rows before calibration; empty for gates that are not fitted.
-        distances: How far the questions of each chunk are from the training questions; NaN if unknown.
+        distances: How far each question is from the training questions; None if unknown.
     """
 
     name: str
     spec: str
     gate: Gate
-    needs: list[FloatArray] = field(default_factory=list)
-    raw: list[FloatArray] = field(default_factory=list)
-    distances: list[FloatArray] = field(default_factory=list)
+    needs: list[float] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    distances: list[float | None] = field(default_factory=list)
 
     @property
     def scoring(self) -> str:
@@ -151,15 +144,13 @@ class _GateScorer:
 
     def add(self, chunk: LabelTable) -> None:
         """Score the next chunk of rows."""
-        readings = add_neighbors(self.gate, chunk.questions, list(chunk.readings))
-        if needs_label_prompts(self.gate, readings):
+        readings = scoring.add_neighbors(self.gate, chunk.questions, list(chunk.readings))
+        if scoring.needs_label_prompts(self.gate, readings):
             raise _make_prompt_error(chunk, self.spec)
-        scores = score_with_raw(self.gate, chunk.questions, readings)
-        self.needs.append(np.array(scores.needs))
-        if scores.raw is not None:
-            self.raw.append(np.array(scores.raw))
-        distances = measure_distances(self.gate, chunk.questions, readings)
-        self.distances.append(np.array(distances, dtype=np.float64))  # None becomes NaN
+        scores = scoring.score_with_raw(self.gate, chunk.questions, readings)
+        self.needs += scores.needs
+        self.raw += scores.raw or []
+        self.distances += scoring.measure_distances(self.gate, chunk.questions, readings)
 
     def make_scores(self, table: LabelTable, name: str, gate: Gate) -> TableScores:
         """Return the scores of all chunks, with the cost of the decisions.
@@ -171,14 +162,13 @@ class _GateScorer:
         """
         has_own_prompt = Signal.LABELS in gate.needs
         n_samples = gate.request.samples
-        distances = np.concatenate(self.distances)
         return TableScores(
             name,
             gate.threshold,
-            np.concatenate(self.needs),
+            np.array(self.needs),
             about=gate.note,
-            raw=np.concatenate(self.raw) if self.raw else None,
-            far=compute_far_share(distances[~np.isnan(distances)].tolist()),
+            raw=np.array(self.raw) if self.raw else None,
+            far=compute_far_share(self.distances),
             scoring=self.scoring,
             calls=float(has_own_prompt) + n_samples,
             drafts=gate.request.draft_tokens > 0,

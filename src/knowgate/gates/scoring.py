@@ -230,16 +230,12 @@ def _add_tool_calls(gate: Gate, model: Model, questions: Sequence[Question], rea
     """Add how probably the model calls a search tool, if the gate needs it."""
     if Signal.TOOLS not in gate.needs or all(TOOL_CALL in reading.signals for reading in readings):
         return readings
-    return _add_to_field(readings, "signals", TOOL_CALL, _read_tool_calls(model, questions))
-
-
-def _read_tool_calls(model: Model, questions: Sequence[Question]) -> list[float]:
-    """Offer the model a search tool. Return for each question how probably it is called."""
     if not isinstance(model, ToolCallingModel):
         raise UnsupportedSignal(
             f"{model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or a gate without tool calls."
         )
-    return model.tool_call_probabilities([Prompt(render_choices(question)) for question in questions], SEARCH_TOOL)
+    prompts = [Prompt(render_choices(question)) for question in questions]
+    return _add_to_field(readings, "signals", TOOL_CALL, model.tool_call_probabilities(prompts, SEARCH_TOOL))
 
 
 def add_neighbors(gate: Gate, questions: Sequence[Question], readings: list[Reading]) -> list[Reading]:

@@ -14,8 +14,8 @@ from knowgate.core.text import normalize
 from knowgate.core.validation import check_integer, check_number
 from knowgate.data.history.entries import HistoryScope
 from knowgate.errors import BadSetting
+from knowgate.gates.arbiters import load_policy_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
-from knowgate.gates.arbiters.policy_arbiter import load_policy_arbiter
 from knowgate.gates.calibration import deployment
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate, read_questions

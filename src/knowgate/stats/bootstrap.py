@@ -6,6 +6,7 @@ therefore use the same resamples, and the interval of their difference is a pair
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -16,17 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.errors import BadInput
-from knowgate.stats.metrics import (
-    BoolArray,
-    FloatArray,
-    NeedRanking,
-    WeightMatrix,
-    unit_weights,
-    weighted_accuracy,
-    weighted_brier,
-    weighted_ece,
-    weighted_mean,
-)
+from knowgate.stats import metrics
+from knowgate.stats.metrics import BoolArray, FloatArray, NeedRanking, WeightMatrix, unit_weights, weighted_mean
 
 DEFAULT_RESAMPLES = 2_000
 PORTION_SIZE = 250  # resamples that share a random generator; for 10,000 questions they take 10 MB
@@ -108,32 +100,25 @@ class Bootstrap:
             yield counts.astype(np.float32, order="F")  # rank-based metrics read it column by column
             n_left -= size
 
-    def apply(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute each metric on the original sample and on every resample."""
-        return self._compute(range(self.n_portions), metrics)
-
-    def resample(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute each metric on every resample, without the original sample."""
-        if not self.resamples:
-            return [{} for _ in metrics]
-        return self._compute(range(1, self.n_portions), metrics)  # portion 0 is the original sample
-
-    def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute metrics on the resamples of some portions, in parallel.
+    def apply(self, measures: Sequence[WeightedMetric], *, with_original: bool = True) -> list[dict[str, FloatArray]]:
+        """Compute metrics on the original sample and on every resample, in parallel.
 
         Args:
-            portions: Numbers of the portions to compute.
-            metrics: Functions that compute one or more named values for each resample.
+            measures: Functions that compute one or more named values for each resample.
+            with_original: Whether the first value is that of the original sample.
 
         Returns:
             For each function, its values by name: arrays with one value for each resample.
         """
+        portions = range(0 if with_original else 1, self.n_portions)
+        if not portions:
+            return [{} for _ in measures]
 
         def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
             """Compute all metrics on one portion. The result has one list per block."""
             blocks = []
             for weights in self.iter_blocks(number):
-                blocks.append([metric(weights) for metric in metrics])
+                blocks.append([metric(weights) for metric in measures])
             return blocks
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
@@ -201,9 +186,10 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
 
     NaN marks missing values. The estimate of a column without values is None.
     """
-    estimates: dict[int, Estimate] = {}  # by column number
-    by_size: dict[int, dict[int, FloatArray]] = {}  # columns that share their resamples, by length and column number
-    for number, column in enumerate(columns):
+    estimates: dict[str, Estimate] = {}  # by column number; metrics are named by text
+    by_size: dict[int, dict[str, FloatArray]] = {}  # columns that share their resamples, by length and column number
+    numbers = [str(number) for number in range(len(columns))]
+    for number, column in zip(numbers, columns, strict=True):
         known = column[~np.isnan(column)]
         if not len(known):
             estimates[number] = Estimate(None)
@@ -212,18 +198,13 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
         else:
             by_size.setdefault(len(column), {})[number] = column
     for size, same_size in by_size.items():
-        estimates |= _estimate_shared(same_size, Bootstrap(size, resamples))
-    return [estimates[number] for number in range(len(columns))]
+        estimates |= _estimate(functools.partial(_compute_means, same_size), Bootstrap(size, resamples))
+    return [estimates[number] for number in numbers]
 
 
-def _estimate_shared(columns: Mapping[int, FloatArray], bootstrap: Bootstrap) -> dict[int, Estimate]:
-    """Estimate the means of columns of equal length on the same resamples."""
-
-    def compute_means(weights: WeightMatrix) -> dict[str, FloatArray]:
-        return {str(number): weighted_mean(weights, column) for number, column in columns.items()}
-
-    estimates = _estimate(compute_means, bootstrap)  # keyed by text, as all metrics are
-    return {number: estimates[str(number)] for number in columns}
+def _compute_means(columns: Mapping[str, FloatArray], weights: WeightMatrix) -> dict[str, FloatArray]:
+    """Compute the weighted means of columns of equal length."""
+    return {name: weighted_mean(weights, column) for name, column in columns.items()}
 
 
 def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> dict[str, Estimate]:
@@ -246,9 +227,9 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
         return {
             "auroc": areas["auroc"],
             "auprc": areas["auprc"],
-            "accuracy": weighted_accuracy(weights, needed, needs),
-            "ece": weighted_ece(weights, needed, needs),
-            "brier": weighted_brier(weights, needed, needs),
+            "accuracy": metrics.weighted_accuracy(weights, needed, needs),
+            "ece": metrics.weighted_ece(weights, needed, needs),
+            "brier": metrics.weighted_brier(weights, needed, needs),
         }
 
     if not len(needs):

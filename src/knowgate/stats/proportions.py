@@ -231,14 +231,11 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
 
     The smallest of n p-values is multiplied by n.
     """
-    from_smallest = sorted(range(len(p_values)), key=lambda number: p_values[number])
-    corrected = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, number in enumerate(from_smallest):
-        n_remaining = len(p_values) - rank
-        highest = max(highest, min(1.0, p_values[number] * n_remaining))
-        corrected[number] = highest
-    return corrected
+    order = np.argsort(p_values, kind="stable")
+    factors = np.arange(len(p_values), 0, -1)
+    corrected = np.zeros(len(p_values))
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.array(p_values)[order] * factors))
+    return corrected.tolist()
 
 
 def format_proportion(proportion: Proportion, missing: str = MISSING_VALUE) -> str:

@@ -53,8 +53,3 @@ def shorten(text: str, width: int = MAX_LINE_CHARS) -> str:
 def format_count(n: int, noun: str) -> str:
     """Format a number with its noun, as in '1 passage' or '3 passages'."""
     return f"{n} {noun}" + ("" if n == 1 else "s")
-
-
-def render_facts_html(facts: Sequence[tuple[str, str]]) -> str:
-    """Render (name, value) pairs as an HTML table with two columns."""
-    return render_html_table(("", ""), facts)

@@ -176,10 +176,6 @@ class ServedModel(Protocol):
     """Model behind a server. Only tokens and log-probabilities from the server are available."""
 
     @property
-    def has_entropies(self) -> bool:
-        """Whether the server returns enough log-probabilities to compute entropies."""
-
-    @property
     def reads_inner_labels(self) -> bool:
         """Whether logits of labels (answer words) can be read inside a prompt. Needed for several `parts`."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.types.markup import format_count, format_verdict, render_facts_html, shorten
+from knowgate.types.markup import format_count, format_verdict, render_html_table, shorten
 
 Vector = NDArray[np.float32]
 SYNTHETIC_KEY = "synthetic"  # key of `Question.meta` that marks a question written by an LLM
@@ -314,7 +314,7 @@ class Decision:
 
     def _repr_html_(self) -> str:
         """Render the decision for notebooks."""
-        return render_facts_html(self._facts)
+        return render_html_table(("", ""), self._facts)
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
@@ -397,7 +397,7 @@ class Answer:
         """Render question, answer, decision and passages for notebooks."""
         passages = [(f"passage {item.id}", f"{item.title}: {item.text}".removeprefix(": ")) for item in self.passages]
         facts = [("question", self.question.text), ("answer", self.text), *self.decision._facts, *passages]
-        return render_facts_html(facts)
+        return render_html_table(("", ""), facts)
 
 
 @dataclass(frozen=True)

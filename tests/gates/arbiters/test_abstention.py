@@ -4,8 +4,7 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER, RulesArbiter
-from knowgate.gates.calibration.changed_answers import answers_agree
+from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER, RulesArbiter, answers_agree
 from tests.support.pairs_by_hand import both
 
 

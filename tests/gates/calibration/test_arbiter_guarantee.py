@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.guarantee import (
     compute_net_p_value,
@@ -65,11 +64,6 @@ def test_the_best_accuracy_is_that_of_the_cascade():
         choose_for_accuracy(GateOutcomes(needs, closed, opened, bools("1111"))) == 0.25
     )  # of equals, what retrieves least
     assert choose_for_accuracy(GateOutcomes(needs, bools("0000"), opened, bools("1011"))) == ALWAYS_RETRIEVE
-
-
-def test_verdicts_of_the_arbiter_on_other_questions_are_rejected():
-    with pytest.raises(BadInput, match="each question needs a score, a grade without passages"):
-        GateOutcomes(np.array([0.1]), bools("1"), bools("1"), bools("10"))
 
 
 # --- the p-value of a net loss --------------------------------------------------------------------

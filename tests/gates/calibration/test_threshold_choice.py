@@ -140,11 +140,6 @@ def test_a_need_equal_to_the_threshold_is_skipped():
     assert evaluate_threshold(table((0.5, 1, 1)), 0.5).retrieved == 0
 
 
-def test_there_must_be_as_many_grades_as_needs():
-    with pytest.raises(BadInput, match="1 scores, 2 grades without"):
-        GateOutcomes(np.zeros(1), np.zeros(2, dtype=bool), np.zeros(1, dtype=bool))
-
-
 # --- the split ------------------------------------------------------------------------------------
 
 

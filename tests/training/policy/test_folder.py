@@ -3,9 +3,8 @@
 import pytest
 
 from knowgate.gates import load_gate
-from knowgate.gates.arbiters import load_arbiter
+from knowgate.gates.arbiters import get_policy_arbiter, load_arbiter
 from knowgate.gates.arbiters.abstention import RulesArbiter
-from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
 from knowgate.gates.calibration.evidence import summarize_threshold
 from knowgate.gates.calibration.guarantee import compute_net_p_value
 from knowgate.gates.calibration.threshold_calibration import calibrate

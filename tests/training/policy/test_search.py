@@ -10,8 +10,7 @@ import pytest
 from knowgate.errors import BadInput, BadSetting, WeightsError
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
-from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
+from knowgate.gates.arbiters import get_policy_arbiter, load_arbiter
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, read_artifact
 from knowgate.gates.calibration.threshold_choice import NetLoss
 from knowgate.training.policy import candidates

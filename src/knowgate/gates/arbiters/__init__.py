@@ -10,11 +10,15 @@ from __future__ import annotations
 from typing import Any, cast
 
 from knowgate.core.registry import RegistryEntry, load_entry, parse_options, split_spec
+from knowgate.core.validation import expand_path, read_json
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT, is_arbiter_folder
-from knowgate.gates.artifacts.gate_folder import read_artifact
-from knowgate.types import Arbiter
+from knowgate.gates.artifacts.gate_folder import GATE_MANIFEST, read_artifact
+from knowgate.gates.fitted_gate import FittedGate, get_gate_folder
+from knowgate.types import Arbiter, Gate
 
+ARBITER_FOLDER = "arbiter"  # folder inside a policy that holds a fitted arbiter
+NO_ARBITER = "none"
 ARBITERS = {
     "rules": RegistryEntry("knowgate.gates.arbiters.abstention:RulesArbiter",
         "uses the closed-book answer if the answer with passages says that it cannot tell", cost="nothing"),
@@ -70,3 +74,38 @@ def _load_fitted_arbiter(folder: str, plug_in: bool) -> Arbiter:
     name = str(artifact.manifest["arbiter"])
     arbiter_class: Any = load_entry(FITTED_ARBITERS, "fitted arbiter", name, "knowgate.fitted_arbiters")
     return cast(Arbiter, arbiter_class.from_artifact(artifact, plug_in))
+
+
+# --- policies: gate folders that `knowgate fit` wrote without a gate name; they say which arbiter follows the gate -
+
+
+def get_policy_arbiter(gate: str | Gate) -> str | None:
+    """Return the spec of the arbiter of a policy. A policy is a gate fitted together with an arbiter.
+
+    Args:
+        gate: A gate, or its spec or folder.
+
+    Returns:
+        'none', a spec such as 'rules', or the folder of a fitted arbiter; None if the gate is not a policy.
+    """
+    folder = get_gate_folder(gate)
+    if folder is None:
+        return None
+    path = expand_path(folder)
+    manifest: Any = gate.artifact.manifest if isinstance(gate, FittedGate) else read_json(path / GATE_MANIFEST)
+    if manifest.get("policy") is None:
+        return None
+    arbiter = str(manifest["policy"]["arbiter"])
+    return str(path / ARBITER_FOLDER) if arbiter == ARBITER_FOLDER else arbiter
+
+
+def load_policy_arbiter(gate: Gate, default: Arbiter | None) -> Arbiter | None:
+    """Load the arbiter of a policy (a gate fitted with an arbiter).
+
+    Other gates get `default`. None means no arbiter.
+    """
+    spec = get_policy_arbiter(gate)
+    if spec is None:
+        return default
+    plug_in = isinstance(gate, FittedGate) and gate.plug_in
+    return None if spec == NO_ARBITER else load_arbiter(spec, plug_in=plug_in)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.core.files import sha256_text
-from knowgate.core.text import join_tokens, normalize
+from knowgate.core.text import contains_tokens, join_tokens, normalize, tokenize
 from knowgate.core.validation import expand_path, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import AnswerPair, Arbiter, Belief
@@ -112,6 +112,22 @@ class RulesArbiter(Arbiter):
 
 NORMALIZED_ABSTENTIONS = frozenset(map(normalize, ABSTENTION_ANSWERS))
 RULES_ARBITER = RulesArbiter()  # the default arbiter
+
+
+def answers_agree(first: str, second: str) -> bool:
+    """Return whether one answer contains the words of the other, in the same order."""
+    first_tokens = tokenize(first[:COMPARED_CHARACTERS])
+    second_tokens = tokenize(second[:COMPARED_CHARACTERS])
+    return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
+
+
+def answers_differ(closed_book_answer: str, open_book_answer: str) -> bool:
+    """Return whether the answers without and with passages differ.
+
+    A closed-book answer such as "I don't know" always differs. The server's audits and `calibrate` use this comparison,
+    so that the measured share of changed answers can be compared with the bound that `calibrate` records.
+    """
+    return RULES_ARBITER.abstains(closed_book_answer) or not answers_agree(closed_book_answer, open_book_answer)
 
 
 def _read_phrases(file: str) -> list[str]:

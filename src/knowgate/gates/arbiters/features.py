@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.core.schema import read_record
-from knowgate.core.text import contains_tokens, join_tokens, tokenize
+from knowgate.core.text import join_tokens, tokenize
 from knowgate.data.signals.confidence import geometric_mean, min_probability
 from knowgate.errors import BadInput, UnsupportedSignal
-from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER
+from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER, answers_agree
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.stats.metrics import FloatArray
@@ -72,12 +72,6 @@ def _word_f1(pair: AnswerPair) -> float:
     return 2 * len(closed_book & open_book) / max(1, len(closed_book) + len(open_book))
 
 
-def _contains_other(pair: AnswerPair) -> float:
-    """Return 1 if one of the two answers contains the other, else 0."""
-    closed_book, open_book = _read_words(pair.closed.text), _read_words(pair.open.text)
-    return float(contains_tokens(closed_book, open_book) or contains_tokens(open_book, closed_book))
-
-
 def _rank_scores(pair: AnswerPair) -> list[float]:
     """Return the retrieval scores of the passages, best first."""
     return sorted((passage.score for passage in pair.passages if passage.score is not None), reverse=True)
@@ -103,7 +97,7 @@ SIDE_FEATURES: dict[str, Callable[[Completion, AnswerPair], float | None]] = {
 }
 PAIR_FEATURES: dict[str, Callable[[AnswerPair], float | None]] = {
     "same_words": _word_f1,
-    "one_holds_the_other": _contains_other,
+    "one_holds_the_other": lambda pair: float(answers_agree(pair.closed.text, pair.open.text)),
     "question_words": lambda pair: math.log1p(len(tokenize(pair.question.text))),
     "best_score": lambda pair: max(_rank_scores(pair), default=None),
     "lead": _score_lead,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from knowgate.core.schema import UnitInterval, read_record
-from knowgate.errors import BadInput
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import format_probabilities
 from knowgate.gates.artifacts import gate_manifest
-from knowgate.gates.artifacts.gate_folder import Artifact, ArtifactFormat, check_binding, is_artifact
+from knowgate.gates.artifacts.gate_folder import ArtifactFormat, is_artifact
 from knowgate.gates.artifacts.networks import TensorValidator, apply_calibration
+from knowgate.gates.fitted_gate import FittedComponent
 from knowgate.stats.metrics import FloatArray
-from knowgate.types import AnswerPair, Arbiter, Belief, ModelIdentity, Signal
+from knowgate.types import AnswerPair, Arbiter, Belief
 
 ARBITER_MANIFEST = "arbiter.json"
 ARBITER_KIND = "a fitted arbiter"
@@ -76,7 +76,7 @@ def is_arbiter_folder(path: str | Path) -> bool:
 
 
 @dataclass(frozen=True, repr=False)
-class FittedArbiter(Arbiter):
+class FittedArbiter(FittedComponent, Arbiter):
     """An arbiter trained on label runs (recorded answers) and loaded from a folder. Subclasses implement `raw`.
 
     Attributes:
@@ -86,32 +86,14 @@ class FittedArbiter(Arbiter):
         llm: The LLM whose answers it judges. A judge model can share its weights. None before `bind`.
     """
 
-    artifact: Artifact
-    plug_in: bool = False
-    note: str = ""
-    llm: ModelIdentity | None = field(default=None, compare=False)
-
     def __repr__(self) -> str:
         model = self.artifact.manifest["model"]["name"]
         return f"<{type(self).__name__} {self.artifact.path.name}: for {model}>"
 
-    @classmethod
-    def from_artifact(cls, artifact: Artifact, plug_in: bool = False) -> Self:
-        """Create the arbiter from a loaded folder.
-
-        Raises:
-            ArtifactError: Options or tensors that this kind of arbiter needs are missing or wrong.
-        """
-        arbiter, tensors = cls(artifact, plug_in), TensorValidator(artifact.tensors)
-        try:
-            arbiter.check(tensors)
-            tensors.reject_unknown()
-        except BadInput as error:
-            raise artifact.make_error(str(error)) from None
-        return arbiter
-
-    def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if options or tensors are wrong for this kind of arbiter."""
+    def check_folder(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if the content of the folder is wrong."""
+        self.check(tensors)
+        tensors.reject_unknown()
 
     @property
     def name(self) -> str:
@@ -126,23 +108,9 @@ class FittedArbiter(Arbiter):
         return str(self.artifact.manifest["checksum"])
 
     @property
-    def needs(self) -> frozenset[Signal]:
-        """Signals that the arbiter reads from the LLM."""
-        return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
-
-    @property
     def needs_passages(self) -> bool:
         """Whether the arbiter reads the passages."""
         return bool(self.artifact.manifest["wants_passages"])
-
-    def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return a copy that is bound to an LLM and its answer prompts.
-
-        Raises:
-            ArtifactError: The arbiter was fitted on a different LLM or different prompts, and `plug_in` is False.
-        """
-        note = check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
-        return replace(self, note=note, llm=model)
 
     @abstractmethod
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
@@ -160,10 +128,8 @@ class FittedArbiter(Arbiter):
         raw_closed_book, raw_open_book = np.clip(self.raw(answers), 0, 1).T
         closed_book = apply_calibration(raw_closed_book, calibrations["closed"]).tolist()
         open_book = apply_calibration(raw_open_book, calibrations["open"]).tolist()
-        beliefs = []
-        for probabilities in zip(closed_book, open_book, strict=True):
-            beliefs.append(Belief(*probabilities, format_probabilities(*probabilities, self.note)))
-        return beliefs
+        pairs = zip(closed_book, open_book, strict=True)
+        return [Belief(*pair, format_probabilities(*pair, self.note)) for pair in pairs]
 
 
 class FittedRulesArbiter(FittedArbiter):

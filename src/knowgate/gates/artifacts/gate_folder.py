@@ -122,9 +122,9 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
     make_error = functools.partial(artifact_format.make_error, folder)
     check_artifact_folder(folder, make_error)
     manifest = _read_manifest(folder / manifest_file, artifact_format, make_error)
-    weights = _read_weights(folder, manifest, make_error)
+    tensors = _read_tensors(folder / WEIGHTS_FILE, manifest, make_error)
     check_digests(folder, _get_digests(folder, manifest), make_error)
-    return Artifact(folder, manifest, _parse_tensors(weights, make_error), artifact_format)
+    return Artifact(folder, manifest, tensors, artifact_format)
 
 
 def _get_digests(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -133,15 +133,6 @@ def _get_digests(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     if not (folder / REFERENCE_FILE).exists():  # users may delete this file before sharing a gate
         digests.pop(REFERENCE_FILE, None)
     return digests
-
-
-def _read_weights(folder: Path, manifest: Mapping[str, Any], make_error: MakeError) -> bytes:
-    """Read the weights file and check its digest. Without a file, the result is empty."""
-    file = folder / WEIGHTS_FILE
-    weights = file.read_bytes() if file.is_file() else b""
-    if "weights_sha256" in manifest and hashlib.sha256(weights).hexdigest() != manifest["weights_sha256"]:
-        raise make_error(f"the weights in {WEIGHTS_FILE} were changed or damaged")
-    return weights
 
 
 def _read_manifest(file: Path, artifact_format: ArtifactFormat, make_error: MakeError) -> dict[str, Any]:
@@ -174,19 +165,17 @@ def _check_manifest_fields(
         raise make_error(str(error)) from None
 
 
-def _parse_tensors(data: bytes, make_error: MakeError) -> Tensors:
-    """Parse a weights file in the safetensors format. All numbers must be finite.
-
-    Args:
-        data: The content; empty if the gate or arbiter has no weights.
-        make_error: Builds the error to raise from a description of the problem.
-    """
+def _read_tensors(file: Path, manifest: Mapping[str, Any], make_error: MakeError) -> Tensors:
+    """Read a weights file in the safetensors format. Its digest must match, and all numbers must be finite."""
+    weights = file.read_bytes() if file.is_file() else b""  # a gate or arbiter without weights has no file
+    if "weights_sha256" in manifest and hashlib.sha256(weights).hexdigest() != manifest["weights_sha256"]:
+        raise make_error(f"the weights in {file.name} were changed or damaged")
     try:
-        tensors: Tensors = load(data) if data else {}
+        tensors: Tensors = load(weights) if weights else {}
     except (SafetensorError, KeyError, ValueError, TypeError) as error:  # numpy lacks some number types
-        raise make_error(f"the weights in {WEIGHTS_FILE} cannot be read: {error}") from None
+        raise make_error(f"the weights in {file.name} cannot be read: {error}") from None
     if any(not np.isfinite(tensor).all() for tensor in tensors.values()):
-        raise make_error(f"the weights in {WEIGHTS_FILE} contain NaN or infinite numbers")
+        raise make_error(f"the weights in {file.name} contain NaN or infinite numbers")
     return tensors
 
 

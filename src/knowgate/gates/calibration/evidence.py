@@ -11,14 +11,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
 from knowgate.data.runs.columns import describe_synthetic
 from knowgate.data.runs.table import LabelTable
+from knowgate.gates.arbiters.abstention import answers_differ
+from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, CARD_FILE, Artifact, revise_artifact
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult
 from knowgate.labels.options import count_shown_passages
-from knowgate.stats.proportions import wilson_interval
+from knowgate.stats.metrics import BoolArray
+from knowgate.stats.proportions import upper_confidence_limit, wilson_interval
 
 TargetKind = Literal["guarantee", "budget", "accuracy"]
 TARGET_KINDS: tuple[TargetKind, ...] = ("guarantee", "budget", "accuracy")
@@ -206,6 +211,35 @@ def _format_share(hits: int, n: int) -> str:
     """Format a share with its Wilson interval."""
     low, high = wilson_interval(hits, n)
     return f"{hits / n:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def bound_changed_answers(
+    table: LabelTable, is_skipped: BoolArray, choices: ArbiterChoices | None, is_held: BoolArray, delta: float
+) -> dict[str, Any] | None:
+    """Compute an upper bound on the share of answers changed by a gate. The comparison is with always retrieving.
+
+    Args:
+        table: The label table.
+        is_skipped: Whether the gate skips retrieval for each question.
+        choices: For each question, which answer an arbiter picks after retrieval; None without an arbiter.
+        is_held: Whether each question is held out.
+        delta: Probability of a false warning. Half of it is spent here: the probability that the bound is too low.
+
+    Returns:
+        The fields of `ChangedAnswersRecord`. None if no question is held out, or if the label runs contain no texts of
+        answers.
+    """
+    gives_closed_book = is_skipped if choices is None else is_skipped | choices.from_memory
+    rows = [table.rows[index] for index in np.flatnonzero(gives_closed_book & is_held).tolist()]
+    # Texts of both answers, where the closed-book answer is given.
+    pairs = [(row.closed.text, row.open.text) for row in rows if row.closed is not None and row.open is not None]
+    has_texts = any(closed_book or open_book for closed_book, open_book in pairs)
+    n = int(is_held.sum())
+    if not n or (pairs and not has_texts):
+        return None
+    n_changed = sum(answers_differ(closed_book, open_book) for closed_book, open_book in pairs)
+    bound = upper_confidence_limit(n_changed, n, delta / 2)
+    return {"n": n, "changed": n_changed, "bound": bound, "delta": delta / 2}
 
 
 def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:

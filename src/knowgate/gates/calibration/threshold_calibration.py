@@ -17,32 +17,27 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import mark_held_out
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
+from knowgate.gates.arbiters import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.arbiters.offline_arbitration import (
     ArbiterChoices,
     ProgressCallback,
     arbitrate,
     get_arbiter_folder,
 )
-from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
 from knowgate.gates.artifacts.gate_manifest import LossForm, check_reading_lengths
 from knowgate.gates.calibration import threshold_choice
-from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import (
     TargetKind,
+    bound_changed_answers,
     build_calibration_table,
     describe_setup,
     save_threshold,
     summarize_threshold,
 )
 from knowgate.gates.calibration.guarantee import compute_required_rows, learn_then_test
-from knowgate.gates.calibration.threshold_choice import (
-    GateOutcomes,
-    ThresholdResult,
-    check_any_harm,
-    evaluate_threshold,
-)
-from knowgate.gates.fitted_gate import get_gate_folder, get_gate_name, get_verdict
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult
+from knowgate.gates.fitted_gate import get_fitted_spec, get_gate_folder, get_gate_name
 from knowgate.gates.offline_scoring import mark_seen_rows, score_gate
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.metrics import BoolArray
@@ -248,15 +243,15 @@ def _check_gate_and_options(gate: str | Gate, options: CalibrationOptions) -> No
     """Raise BadSetting if the threshold of a gate cannot be chosen with these options."""
     if isinstance(gate, str):
         check_gate_spec(gate)
-    folder = get_gate_folder(gate)
-    if options.out is not None and folder is None:
+    spec = get_fitted_spec(gate)
+    if options.out is not None and spec is None:
         raise BadSetting(
             f"gate '{get_gate_name(gate)}' is not fitted, so it has no folder for the threshold. Remove `out`."
         )
-    if get_verdict(gate) == "own":
+    if spec is not None and spec.verdict == "own":
         raise BadSetting(
             "the option verdict=own selects the uncalibrated score. A threshold can only be chosen for the calibrated score. "
-            f"Pass the gate as '{folder}'."
+            f"Pass the gate as '{spec.folder}'."
         )
 
 
@@ -279,11 +274,12 @@ def find_threshold(
     choices = None if arbiter is None else arbitrate(rows.table, arbiter, on_progress=on_progress)
     outcomes = _score_outcomes(rows.table, gate, choices)
     if kind != "budget":
-        check_any_harm(outcomes)
+        threshold_choice.check_any_harm(outcomes)
     chosen_outcomes = outcomes.select(~rows.is_held)
     threshold, facts = _choose_threshold(chosen_outcomes, options)
-    chosen_result = evaluate_threshold(chosen_outcomes, threshold)
-    held_result = evaluate_threshold(outcomes.select(rows.is_held), threshold) if rows.is_held.any() else None
+    chosen_result = threshold_choice.evaluate_threshold(chosen_outcomes, threshold)
+    held_outcomes = outcomes.select(rows.is_held)
+    held_result = threshold_choice.evaluate_threshold(held_outcomes, threshold) if rows.is_held.any() else None
     is_skipped = outcomes.needs <= threshold
     evidence = {
         **facts,

@@ -138,14 +138,6 @@ class GateOutcomes:
     open_book_right: BoolArray
     arbitrated_right: BoolArray | None = None
 
-    def __post_init__(self) -> None:
-        """Raise BadInput if the arrays do not have one value per question."""
-        if not len(self.needs) == len(self.closed_book_right) == len(self.open_book_right) == len(self.retrieved_right):
-            raise BadInput(
-                f"each question needs a score, a grade without passages and a grade with passages. There are {len(self.needs)} "
-                f"scores, {len(self.closed_book_right)} grades without and {len(self.open_book_right)} with passages."
-            )
-
     def __len__(self) -> int:
         return len(self.needs)
 

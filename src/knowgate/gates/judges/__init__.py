@@ -118,35 +118,13 @@ def encode_answers(
         texts: The LLM's answers.
         tokens: How many tokens of each answer the judge reads; with 0 it reads the question only.
     """
+    prompt = ANSWER_PROMPTS[prompt_name]
     encoded = []
     for question, text in zip(map(judge.shorten, questions), texts, strict=True):
         answer = judge.truncate(text, tokens) if tokens else None
-        encoded.append(_encode_pair(ANSWER_PROMPTS[prompt_name], judge, question, answer))
+        encoder_answer = None if answer is None else answer + prompt.encoder_suffix
+        encoded.append(judge.encode_answer(render_choices(question), encoder_answer, prompt.build(question, answer)))
     return encoded
-
-
-def _encode_pair(prompt: AnswerPrompt, judge: AnswerJudge, question: Question, answer: str | None) -> LabelPromptTokens:
-    """Tokenize a question and an answer for a judge. None means that the judge reads the question alone."""
-    return judge.encode_answer(
-        question=render_choices(question),  # only encoders read question and answer
-        answer=None if answer is None else answer + prompt.encoder_suffix,
-        text=prompt.build(question, answer),  # only causal models read this prompt
-    )
-
-
-def score_answers(
-    prompt_name: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
-) -> FloatArray:
-    """Compute the uncalibrated need: 1 - P(the LLM knows), predicted by the judge.
-
-    Args:
-        prompt_name: What to ask the judge, a key of `ANSWER_PROMPTS`.
-        judge: The judge.
-        questions: The questions.
-        texts: The LLM's answers.
-        tokens: How many tokens of each answer the judge reads; with 0 it reads the question only.
-    """
-    return 1 - judge.predict_known(encode_answers(prompt_name, judge, questions, texts, tokens))
 
 
 def compute_gain_needs(known: FloatArray, document_right: FloatArray) -> FloatArray:

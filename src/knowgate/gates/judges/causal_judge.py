@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -108,14 +108,9 @@ class JudgeMember:
     model: HFModel  # the language model
     adapter: str = ""  # name of the fine-tuned weights; empty if they are in the model
 
-    @contextlib.contextmanager
-    def activate(self) -> Iterator[HFModel]:
-        """Yield the model with this member's adapter switched on. Meanwhile, a shared model is locked."""
-        if not self.adapter:
-            yield self.model
-            return
-        with self.model.adapters.activate(self.adapter):
-            yield self.model
+    def activate(self) -> contextlib.AbstractContextManager[None]:
+        """Switch this member's adapter on for a `with` block. Meanwhile, a shared model is locked."""
+        return self.model.adapters.activate(self.adapter) if self.adapter else contextlib.nullcontext()
 
 
 def shorten_question(question: Question, tokenize: Callable[[str], Sequence[int]]) -> Question:
@@ -222,10 +217,10 @@ class CausalJudge:
         from knowgate.models.hf.local_model import read_label_logits
 
         member = self.members[number] if self.members else JudgeMember(self.model)
-        with member.activate() as model:
-            logits = model.run_batched(
+        with member.activate():
+            logits = member.model.run_batched(
                 [prompt.ids for prompt in prompts],
-                lambda rows: read_label_logits(model, [prompts[row] for row in rows], self.label_tokens),
+                lambda rows: read_label_logits(member.model, [prompts[row] for row in rows], self.label_tokens),
             )
         last_logits = np.array([label_logits[-1] for label_logits in logits], dtype=np.float64)  # of the last label
         known, unknown = last_logits.reshape(-1, 2).T

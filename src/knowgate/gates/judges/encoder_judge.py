@@ -25,9 +25,8 @@ from knowgate.types import Question
 if TYPE_CHECKING:
     import torch
 
-SMALL_ENCODER, ENCODER_PREFIX = "small", "encoder:"
-PACKAGED_ENCODERS = {SMALL_ENCODER: "minilm", "minilm": "minilm", "mpnet": "mpnet"}  # sentence embedding models
-ENCODER_NAMES = tuple(PACKAGED_ENCODERS)
+ENCODER_PREFIX = "encoder:"
+PACKAGED_ENCODERS = {"small": "minilm", "minilm": "minilm", "mpnet": "mpnet"}  # sentence embedding models
 COPIED_FILES = ("*.json", "*.txt", "*.safetensors")
 # With these files of sentence-transformers, transformers does not load the folder as a classifier.
 SKIPPED_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")

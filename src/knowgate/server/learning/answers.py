@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
 from knowgate.errors import KnowgateError, ModelError
-from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.gates.arbiters.abstention import answers_differ
 from knowgate.labels.grading import parse_verdict
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG

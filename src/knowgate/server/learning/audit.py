@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
-from knowgate.gates.arbiters.abstention import RULES_ARBITER
-from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_differ
 from knowgate.server.chat.gate_service import describe_error
 from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError

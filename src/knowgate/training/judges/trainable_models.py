@@ -287,5 +287,5 @@ def _check_base_name(base: str) -> None:
     try:
         load_model(base)  # reads no weights yet
     except UnknownName:
-        names = [*encoder_judge.ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
+        names = [*encoder_judge.PACKAGED_ENCODERS, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
         raise UnknownName("base", base, names) from None

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from knowgate.core.files import sha256_text, write_bytes
 from knowgate.data.signals.features import feature_matrix
 from knowgate.errors import BadInput, BadSetting, UnsupportedSignal, WeightsError
+from knowgate.gates.arbiters import ARBITER_FOLDER
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import compute_beliefs
-from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.gates.judges.encoder_judge import is_encoder_spec

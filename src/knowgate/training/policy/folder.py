@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from knowgate.data.splits import fingerprint_question
+from knowgate.gates.arbiters import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
-from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, read_artifact, revise_artifact
 from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
 from knowgate.gates.calibration.evidence import (
