@@ -206,11 +206,9 @@ class Decider:
     prompts: AnswerPrompts
     gates: Sequence[Gate]
 
-    def decide(self, questions: Sequence[Question]) -> list[GateDecisions]:
+    def __call__(self, questions: Sequence[Question]) -> list[GateDecisions]:
         """Let every gate decide on the questions, and return the decisions in the order of the gates."""
         return [self._decide(gate, questions) for gate in self.gates]
-
-    __call__ = decide
 
     def _decide(self, gate: Gate, questions: Sequence[Question]) -> GateDecisions:
         """Let one gate decide, and measure the time."""
@@ -351,7 +349,7 @@ class LiveDecider:
         log.info("%s decides on %d questions", ", ".join(gate.name for gate in gates), len(questions))
         decisions = [GateDecisions() for _ in gates]
         decider = Decider(self.model, self.prompts, [gate.gate for gate in gates])
-        for batch in self._runner(gates).run(questions, decider.decide):
+        for batch in self._runner(gates).run(questions, decider):
             for total, batch_decisions in zip(decisions, batch, strict=True):
                 total.add(batch_decisions)
         return [_make_record(gate, total) for gate, total in zip(gates, decisions, strict=True)]
