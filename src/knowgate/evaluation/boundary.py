@@ -166,7 +166,15 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
         graders[row.grader or NOT_RECORDED] += 1
         facts.append(measures.extract_facts(row))
         extremes.add(row)
-    counts = RowCounts(
+    counts = _make_row_counts(totals, errors, graders, facts)
+    return _summarize_facts(facts, counts, extremes)
+
+
+def _make_row_counts(
+    totals: Mapping[str, int], errors: Counter[str], graders: Counter[str], facts: Sequence[QuestionFacts]
+) -> RowCounts:
+    """Collect the counts of all rows. `facts` summarize the rows that did not fail."""
+    return RowCounts(
         **totals,
         failed=errors.total(),
         reasons=tuple(errors.most_common(MAX_ERROR_KINDS)),
@@ -174,7 +182,6 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
         with_open=sum(fact.has_open_book_answer for fact in facts),
         graders=tuple(graders.most_common()),
     )
-    return _summarize_facts(facts, counts, extremes)
 
 
 @dataclass

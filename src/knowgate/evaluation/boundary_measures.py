@@ -172,9 +172,11 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.
     """
-    cases = _collect_saving_cases(facts, indicator)
-    if cases is None:
+    values = [(fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]) for fact in facts]
+    complete = [case for case in values if None not in case]
+    if not complete:
         return None
+    cases = _SavingCases(*np.array(complete, dtype=np.float64).T)
     always = float(cases.open_book_right.mean())
     never = float(cases.closed_book_right.mean())
     nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
@@ -203,13 +205,6 @@ class _SavingCases(NamedTuple):
         accuracy = float(np.where(is_skipped, self.closed_book_right, self.open_book_right).mean())
         random = saved * float(self.closed_book_right.mean()) + (1 - saved) * float(self.open_book_right.mean())
         return SavingPoint(threshold, saved, accuracy, random)
-
-
-def _collect_saving_cases(facts: Sequence[QuestionFacts], indicator: str) -> _SavingCases | None:
-    """Collect the questions with an indicator and both grades; None without any."""
-    cases = [(fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]) for fact in facts]
-    complete = [case for case in cases if None not in case]
-    return _SavingCases(*np.array(complete, dtype=np.float64).T) if complete else None
 
 
 def _list_distinct(values: FloatArray) -> list[float]:

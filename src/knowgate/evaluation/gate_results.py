@@ -248,10 +248,10 @@ class GradedNeeds:
 def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
     """Return a function that computes all measures of a gate on bootstrap resamples."""
     measure_ranking = _build_ranking_metric(outcomes)
-    measure_decisions = _build_decision_metric(outcomes)
-    if measure_decisions is None:
+    if outcomes.open_book_right is None:
         return measure_ranking
-    return lambda weights: {**measure_ranking(weights), **measure_decisions(weights)}
+    compute_means = _build_mean_metric(_list_decision_columns(outcomes, outcomes.open_book_right))
+    return lambda weights: {**measure_ranking(weights), **_derive_measures(compute_means(weights))}
 
 
 def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
@@ -280,16 +280,10 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     return measure
 
 
-def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
-    """Return a function that measures a gate's decisions on bootstrap resamples.
-
-    Returns None if no question was answered with passages.
-    """
-    if outcomes.open_book_right is None:
-        return None
-    closed_book_right, open_book_right = outcomes.closed_book_right, outcomes.open_book_right
-    retrieve = outcomes.retrieve
-    columns = {
+def _list_decision_columns(outcomes: GradedNeeds, open_book_right: metrics.BoolArray) -> dict[str, metrics.BoolArray]:
+    """Return for each question what a gate's decision leads to. The measures are derived from the means."""
+    closed_book_right, retrieve = outcomes.closed_book_right, outcomes.retrieve
+    return {
         "accuracy": np.where(retrieve, open_book_right, closed_book_right),
         "rate": retrieve,
         "never": closed_book_right,
@@ -299,8 +293,6 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
         "waste": retrieve & closed_book_right,  # retrieved, although the closed-book answer is right
         "skipped_right": ~retrieve & closed_book_right,
     }
-    compute_means = _build_mean_metric(columns)
-    return lambda weights: _derive_measures(compute_means(weights))
 
 
 def _derive_measures(means: Values) -> dict[str, metrics.FloatArray]:

@@ -101,11 +101,6 @@ class GateCandidate:
     description: str
     folder: Path | None = None
 
-    @property
-    def calibrated_gate(self) -> str:
-        """Folder of the calibrated copy, or else the gate itself."""
-        return str(self.folder) if self.folder and self.folder.is_dir() else self.gate
-
 
 class CalibratedCandidate(NamedTuple):
     """A gate that may be chosen, with its threshold.
@@ -201,14 +196,19 @@ class GateSelector:
         except (BadInput, MissingExtra) as error:
             self.explanations.append(f"No gate was trained: {error}")
             return None
+        if not self._is_better_than_chance(folder):
+            return None
+        description = "the gate trained on your questions"
+        return GateCandidate(str(folder), self.labeled.runs("calibration"), description, folder)
+
+    def _is_better_than_chance(self, folder: Path) -> bool:
+        """Return whether a trained gate predicts what the LLM knows, and explain it."""
         auroc = self._measure_auroc(str(folder))
         is_better = auroc.low is not None and auroc.low > 0.5
         result = "predicts what the LLM knows" if is_better else "is not better than chance"
         ending = "." if is_better else "; it is not used."
         self.explanations.append(f"A gate trained on your questions {result}{_format_auroc(auroc)}{ending}")
-        description = "the gate trained on your questions"
-        candidate = GateCandidate(str(folder), self.labeled.runs("calibration"), description, folder)
-        return candidate if is_better else None
+        return is_better
 
     def _show_fit(self, progress: FitProgress) -> None:
         """Report the progress of training."""
@@ -254,7 +254,7 @@ class GateSelector:
             calibrated: Candidates whose threshold was calibrated.
             candidates: All candidates that were tried.
         """
-        tried = [candidate.calibrated_gate for candidate in candidates]
+        tried = [str(each.folder) if each.folder and each.folder.is_dir() else each.gate for each in candidates]
         useful = []
         for each in calibrated:
             if each.is_useful:

@@ -119,7 +119,7 @@ def write_first_run_questions(
     folder = WrittenQuestionFolder(options.out / "written" / source[:8])
     with folder.exclusive():
         folder.start(settings, {})
-        _write_rows(folder, model, iterate_passages_by_document(index, options.seed), options.count, reporter)
+        _write_rows(folder, model, index, options, reporter)
     reporter.say(_describe_written(folder, model.name))
     _check_written(folder, model.name, min(MIN_WRITTEN_QUESTIONS, options.count))
     every = folder.questions
@@ -139,7 +139,7 @@ def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) ->
 
 def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
     """Say how many usable questions the model wrote, and why others were rejected."""
-    rejected, usable = folder.rejection_reasons, len(folder.questions)
+    rejected, usable = Counter(row["refused"] for row in folder.written() if row["refused"]), len(folder.questions)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in rejected.most_common())
     result = f"{model} wrote {usable} usable questions from {usable + rejected.total()} passages"
     note = f" (rejected: {reasons})" if reasons else ""
@@ -177,25 +177,17 @@ class WrittenQuestionFolder(RowFolder):
         """The usable questions, in the order they were written."""
         return [_make_question(row) for row in self.written() if not row["refused"]]
 
-    @property
-    def rejection_reasons(self) -> Counter[str]:
-        """Why the other questions were rejected."""
-        return Counter(row["refused"] for row in self.written() if row["refused"])
-
 
 def _write_rows(
-    folder: WrittenQuestionFolder,
-    model: Model,
-    passages: Iterable[IndexedPassage],
-    count: int,
-    reporter: ProgressReporter,
+    folder: WrittenQuestionFolder, model: Model, index: str, options: FirstRunOptions, reporter: ProgressReporter
 ) -> None:
-    """Write one question per passage, until `count` are usable or too many passages were tried."""
-    rows = folder.written()
+    """Write one question per passage, until enough are usable or too many passages were tried."""
+    rows, count = folder.written(), options.count
     # Fingerprints of the usable questions. `_make_row` adds new ones to this set.
     usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
     max_passages = max(MIN_PASSAGES, PASSAGES_PER_QUESTION * count)
     n_to_try = 0 if len(usable) >= count else max_passages - len(rows)
+    passages = iterate_passages_by_document(index, options.seed)
     pending = _select_passages(passages, {row["id"] for row in rows}, n_to_try)
     done, total = len(rows), len(rows) + len(pending)
 
