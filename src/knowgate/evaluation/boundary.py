@@ -273,6 +273,7 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
             effects[number][fact.effects[indicator]] += 1
     limits = [number / INTERVAL_COUNT for number in range(INTERVAL_COUNT + 1)]
     parts = zip(limits[:-1], limits[1:], effects, strict=True)
+    # The fields of an interval after its limits are in the order of `Effect`.
     return tuple(EffectInterval(low, high, *(counts[effect] for effect in Effect)) for low, high, counts in parts)
 
 

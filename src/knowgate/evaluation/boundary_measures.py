@@ -294,7 +294,8 @@ def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
         if any(groups):
             slices += [summarize_slice(dimension, name, _select(facts, groups, name)) for name in names]
             others = _select(facts, groups, None)
-            slices += [summarize_slice(dimension, NOT_GIVEN, others)] if others else []
+            if others:
+                slices.append(summarize_slice(dimension, NOT_GIVEN, others))
     return tuple(slices)
 
 
