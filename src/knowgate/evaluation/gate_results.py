@@ -348,20 +348,13 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     results = []
     for gate, cell_metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
-        measure_exactly = _build_gate_metric(gate)
-        results.append(_correct_resamples(resamples, measure_exactly(full_sample), cell_metric(full_sample)))
+        exact, approximate = _build_gate_metric(gate)(full_sample), cell_metric(full_sample)
+        measures = dict(exact)
+        for name, values in resamples.items():  # empty if no resamples are asked for
+            # The error of the cells is known on the full sample, and subtracted.
+            measures[name] = np.concatenate([exact[name], values - approximate[name] + exact[name]])
+        results.append(measures)
     return results
-
-
-def _correct_resamples(resamples: Values, exact: Values, approximate: Values) -> dict[str, metrics.FloatArray]:
-    """Subtract from each measure the error of the cells, which is known on the full sample.
-
-    Returns the exact value of each measure, followed by its corrected values on the resamples.
-    """
-    measures = dict(exact)
-    for name, values in resamples.items():  # empty if no resamples are asked for
-        measures[name] = np.concatenate([exact[name], values - approximate[name] + exact[name]])
-    return measures
 
 
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:

@@ -297,14 +297,15 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     """
     retrieve = traffic.needs > threshold
     n_retrieved = int(retrieve.sum())
-    has_evidence = _has_evidence(traffic, threshold)
+    skipped = [event for event in traffic.events if event.need <= threshold]
+    known = [event for event in skipped if event.loses_answer is not None]
+    has_evidence = _has_evidence(skipped, known)
     risks = {}
     for kind, events in traffic.checks.items():
         risk = estimate_proportion(bool(event.need <= threshold and event.loses_answer) for event in events)
         risks[kind] = risk if has_evidence else replace(risk, value=None, low=None, high=None)
-    known = sum(event.loses_answer is not None and event.need <= threshold for event in traffic.events)
     savings = _compute_savings(traffic, retrieve, prices)
-    return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, known, has_evidence)
+    return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, len(known), has_evidence)
 
 
 def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> dict[str, SavedAmount | None]:
@@ -321,17 +322,15 @@ def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> d
     }
 
 
-def _has_evidence(traffic: Traffic, threshold: float) -> bool:
-    """Return whether enough skipped questions have both answers to measure the risk. Label runs always have both."""
-    skipped = [event for event in traffic.events if event.need <= threshold]
-    if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
+def _has_evidence(skipped: Sequence[TrafficEvent], known: Sequence[TrafficEvent]) -> bool:
+    """Return whether enough skipped questions have both answers (`known`) to measure the risk."""
+    if all(event.retrieved is None for event in skipped):  # a label run, which has both answers, or nothing is skipped
         return True
-    with_both_answers = [event for event in skipped if event.loses_answer is not None]
     # Questions that were retrieved for in the log are newly skipped at this threshold.
     n_newly_skipped = sum(bool(event.retrieved) for event in skipped)
-    n_newly_known = sum(bool(event.retrieved) for event in with_both_answers)
+    n_newly_known = sum(bool(event.retrieved) for event in known)
     needed = min(MIN_KNOWN_QUESTIONS, n_newly_skipped)
-    return n_newly_known >= needed and len(with_both_answers) >= MIN_KNOWN_QUESTIONS
+    return n_newly_known >= needed and len(known) >= MIN_KNOWN_QUESTIONS
 
 
 def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:

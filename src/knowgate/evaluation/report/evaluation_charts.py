@@ -63,10 +63,9 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
         return HighlightedPolicy(
             evaluation.gate(name), threshold, recommendation.skips, recommendation.right, recommendation.is_positive
         )
-    ranked = rank_gates(evaluation)
-    if not ranked:
+    best = next(iter(rank_gates(evaluation)), None)
+    if best is None:
         return None
-    best = ranked[0]
     return HighlightedPolicy(best, best.threshold, ~best.retrieve, best.right, is_recommended=False)
 
 
