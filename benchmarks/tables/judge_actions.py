@@ -7,16 +7,26 @@ import numpy as np
 from benchmarks.judge_answers import Judge, SplitPredictions
 from benchmarks.judge_cascade import RESAMPLES, compute_needs
 from benchmarks.tables.common import Rows
-from knowgate.evaluation.retrieval_actions import SEARCH_PRICES, ActionOutcomes, measure_actions
+from knowgate.evaluation.retrieval_actions import (
+    ActionOutcomes,
+    choose_actions,
+    measure_actions,
+    predict_action_success,
+)
 from knowgate.stats.bootstrap import Bootstrap, Estimate
+
+SEARCH_PRICES = (0.0, 0.01, 0.02, 0.05, 0.1)  # prices of a search, in correct answers
 
 
 def action_rows(judge: Judge) -> Rows:
     """Return one row per price of a search."""
     draws = Bootstrap(len(judge.test.answers), RESAMPLES)
-    lines = measure_actions(
-        judge.name, _collect_outcomes(judge.dev), _collect_outcomes(judge.test), SEARCH_PRICES, draws
-    )
+    test = _collect_outcomes(judge.test)
+    probabilities = predict_action_success(_collect_outcomes(judge.dev), test.needs)
+    lines = []
+    for price in SEARCH_PRICES:
+        actions = choose_actions(probabilities, test.searches, price)
+        lines.append(measure_actions(judge.name, test, actions, price, draws))
     return [
         (f"{100 * line.price:g}", *(f"{share:.0%}" for share in line.shares), f"{line.searches:.2f}",
          _points(line.accuracy), _points(line.against_always, signed=True),

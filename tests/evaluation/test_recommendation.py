@@ -5,8 +5,8 @@ import pytest
 
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.errors import BadSetting
-from knowgate.evaluation.cost import CostAssumptions, estimate_always_cost, format_money, format_price
-from knowgate.evaluation.gate_choice import CorrectAnswers, choose_gate
+from knowgate.evaluation.cost import CostAssumptions, estimate_gated_cost, format_money, format_price
+from knowgate.evaluation.gate_choice import choose_gate
 from knowgate.evaluation.gate_comparison import GateGuarantee, build_answer_table
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.recommendation import (
@@ -20,6 +20,7 @@ from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.evaluation.report.evaluation_tables import build_full_table
 from knowgate.evaluation.report.evaluation_verdict import _describe_losing_slices, build_verdict
 from knowgate.gates.calibration.threshold_calibration import calibrate
+from knowgate.gates.calibration.threshold_choice import GateOutcomes
 from knowgate.stats.bootstrap import Estimate
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 from tests.support.pairs_by_hand import Prefers
@@ -186,8 +187,9 @@ def test_one_loss_is_added_to_the_bound():
     needs = np.where(np.arange(n) < 10, 0.1, 0.9)
     closed, opened = np.arange(n) < 10, np.ones(n, dtype=bool)
     every = np.ones(n, dtype=bool)
-    assert choose_gate({"g": needs}, CorrectAnswers(closed, opened), every, 0.01) is None
-    chosen = choose_gate({"g": needs}, CorrectAnswers(closed, opened), every, 0.0133)
+    outcomes = {"g": GateOutcomes(needs, closed, opened)}
+    assert choose_gate(outcomes, every, 0.01) is None
+    chosen = choose_gate(outcomes, every, 0.0133)
     assert chosen is not None
     assert chosen.skipped == 0.05
 
@@ -203,7 +205,8 @@ def test_unknown_tokens_are_not_counted_as_zero(tmp_path, text, shown):
     rows = [row(f"q{i}", side(text=text), side(text=text), question=f"what is {i}?") for i in range(4)]
     evaluation = evaluated(trial_run(tmp_path / "run", rows))
     assert {line[5] for line in build_answer_table(evaluation.gates).rows} == shown
-    assert estimate_always_cost(evaluation.table).completion == (2 if text else None)
+    no_skips = np.zeros(len(evaluation.table.rows), dtype=bool)
+    assert estimate_gated_cost(evaluation.table, no_skips, None).completion == (2 if text else None)
 
 
 def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
@@ -290,10 +293,10 @@ def test_an_arbiter_is_part_of_the_chosen_policy():
     n = 200
     needs = np.where(np.arange(n) < 50, 0.1, 0.9)
     closed, opened = np.arange(n) < 50, np.arange(n) % 2 == 0
-    answers = CorrectAnswers(closed, opened, np.ones(n, dtype=bool))
-    choice = choose_gate({"g": needs}, answers, np.ones(n, dtype=bool), 0.01)
+    every = np.ones(n, dtype=bool)
+    choice = choose_gate({"g": GateOutcomes(needs, closed, opened, every)}, every, 0.01)
     assert (choice.threshold, choice.skipped) == (0.5, 0.25)
-    assert answers.apply(choice, np.ones(n, dtype=bool)).all()
+    assert choice.right.all()
 
 
 def test_a_large_slice_that_certainly_loses_prevents_a_certain_recommendation():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import compare_traffic_costs
 from knowgate.evaluation.replay import (
     EventCost,
@@ -168,11 +168,6 @@ def test_thresholds_are_distinct_and_sorted():
 
 def test_always_retrieving_is_a_threshold_too():
     assert line([event(0.0)], -1.0).rate == 1.0
-
-
-def test_no_events_are_rejected():
-    with pytest.raises(BadInput, match="the log contains no questions"):
-        Traffic([])
 
 
 @pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])

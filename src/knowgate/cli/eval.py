@@ -194,7 +194,7 @@ def compare(
     after = load_evaluation_summary(second, specs, options.resamples)
     diff = diff_evaluations(before, after, options.gate, options.resamples)
     max_fall = options.fail_if_worse  # None to allow any fall of the accuracy
-    worse_gates = [] if max_fall is None else [gate.gate for gate in diff.find_worse(max_fall)]
+    worse_gates = [] if max_fall is None else diff.find_worse(max_fall)
     if as_json:
         print_json({**diff_to_dict(diff), "worse": worse_gates})
     else:

@@ -22,21 +22,15 @@ from knowgate.data.runs.records import check_unique_runs, warn_if_unfinished
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.signals.samples import Effect
 from knowgate.evaluation import boundary_measures as measures
-from knowgate.evaluation.boundary_measures import (
-    INDICATORS,
-    SIDES,
-    TOLERANCE,
-    CopyRate,
-    QuestionFacts,
-    RunSlice,
-    SavingCurve,
-)
+from knowgate.evaluation.boundary_measures import INDICATORS, SIDES, CopyRate, QuestionFacts, RunSlice, SavingCurve
 from knowgate.stats import proportions
 from knowgate.stats.proportions import Correlation, GraderAgreement, Proportion, estimate_proportion
 
 INTERVAL_COUNT = 5
 MAX_EXTREME_QUESTIONS = 20
 MAX_ERROR_KINDS = 3
+ROW_COUNTS = ("rows", "guarded", "unparsable", "cut", "synthetic")  # counts of `RowCounts` that rows are added to
+NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True)
@@ -158,54 +152,36 @@ class KnowledgeBoundary:
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
     """Measure an LLM's own knowledge and the effect of retrieval on a label run."""
-    counter = _RowCounter()
+    totals = Counter(dict.fromkeys(ROW_COUNTS, 0))
+    errors, graders = Counter[str](), Counter[str]()
     extremes = _ExtremeRows()
     facts: list[QuestionFacts] = []  # a small summary of each row that did not fail
     for row in rows:
-        counter.add(row)
-        if row.error is None:
-            facts.append(measures.extract_facts(row))
-            extremes.add(row)
-    return _summarize_facts(facts, counter.to_row_counts(facts), extremes)
-
-
-@dataclass
-class _RowCounter:
-    """Counts the rows of a label run, one after the other.
-
-    Attributes:
-        properties: Number of rows with each property, such as 'guarded'.
-        errors: Number of failed rows, by error message.
-        graders: Number of other rows, by grader.
-    """
-
-    properties: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    graders: Counter[str] = field(default_factory=Counter)
-
-    def add(self, row: LabelRow) -> None:
-        """Count one row."""
-        self.properties.update(rows=1, guarded=row.guarded, unparsable=row.unparsable)
-        self.properties.update(cut=bool(row.cut), synthetic=row.is_synthetic)
-        if row.error is not None:
-            self.errors[row.error] += 1
-        else:
-            self.graders[row.grader or "not recorded"] += 1
-
-    def to_row_counts(self, facts: Sequence[QuestionFacts]) -> RowCounts:
-        """Return the final counts. `facts` summarize the rows that did not fail."""
-        return RowCounts(
-            rows=self.properties["rows"],
-            failed=self.errors.total(),
-            reasons=tuple(self.errors.most_common(MAX_ERROR_KINDS)),
-            without_gold=sum(not fact.has_gold for fact in facts),
-            with_open=sum(fact.has_open_book_answer for fact in facts),
-            guarded=self.properties["guarded"],
-            unparsable=self.properties["unparsable"],
-            cut=self.properties["cut"],
-            graders=tuple(self.graders.most_common()),
-            synthetic=self.properties["synthetic"],
+        totals.update(
+            rows=1, guarded=row.guarded, unparsable=row.unparsable, cut=bool(row.cut), synthetic=row.is_synthetic
         )
+        if row.error is not None:
+            errors[row.error] += 1
+            continue
+        graders[row.grader or NOT_RECORDED] += 1
+        facts.append(measures.extract_facts(row))
+        extremes.add(row)
+    counts = _make_row_counts(totals, errors, graders, facts)
+    return _summarize_facts(facts, counts, extremes)
+
+
+def _make_row_counts(
+    totals: Mapping[str, int], errors: Counter[str], graders: Counter[str], facts: Sequence[QuestionFacts]
+) -> RowCounts:
+    """Collect the counts of all rows. `facts` summarize the rows that did not fail."""
+    return RowCounts(
+        **totals,
+        failed=errors.total(),
+        reasons=tuple(errors.most_common(MAX_ERROR_KINDS)),
+        without_gold=sum(not fact.has_gold for fact in facts),
+        with_open=sum(fact.has_open_book_answer for fact in facts),
+        graders=tuple(graders.most_common()),
+    )
 
 
 @dataclass
@@ -261,7 +237,7 @@ def _summarize_facts(facts: Sequence[QuestionFacts], counts: RowCounts, extremes
         counts=counts,
         accuracy=_estimate_accuracy(facts),
         benefit=RetrievalBenefit(helps=benefits[1], neutral=benefits[0], hurts=benefits[-1]),
-        effects={side: _count_side_effects(facts, side) for side in SIDES},
+        effects={side: {name: count_effects(facts, name, side) for name in INDICATORS} for side in SIDES},
         correlation=correlate_indicators(facts),
         savings={name: measures.compute_saving_curve(facts, name) for name in INDICATORS},
         copying=measures.measure_copy_rate(facts),
@@ -280,11 +256,6 @@ def _estimate_accuracy(facts: Sequence[QuestionFacts]) -> BoundaryAccuracy:
     return BoundaryAccuracy(**accuracy, matched=matched)
 
 
-def _count_side_effects(facts: Sequence[QuestionFacts], side: str) -> dict[str, tuple[EffectInterval, ...]]:
-    """Count the effects of retrieval by interval of each indicator."""
-    return {indicator: count_effects(facts, indicator, side) for indicator in INDICATORS}
-
-
 def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> tuple[EffectInterval, ...]:
     """Count how often retrieval helps or hurts, by interval of mastery or certainty.
 
@@ -293,29 +264,17 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
         indicator: 'mastery' (share of right samples) or 'certainty' (how far they agree), divided into intervals.
         side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
     """
-    effects: list[list[str | None]] = [[] for _ in range(INTERVAL_COUNT)]  # effects on the questions of each interval
+    effects = [Counter[str | None]() for _ in range(INTERVAL_COUNT)]  # of the questions of each interval
     for fact in facts:
         value = fact.indicators[side][indicator]
         if value is not None:
-            effects[_find_interval(value)].append(fact.effects[indicator])
-    return tuple(_make_effect_interval(number, effects[number]) for number in range(INTERVAL_COUNT))
-
-
-def _find_interval(value: float) -> int:
-    """Return the number of the interval that contains a value from 0 to 1."""
-    number = int(value * INTERVAL_COUNT + TOLERANCE)  # the tolerance absorbs rounding errors
-    return min(number, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
-
-
-def _make_effect_interval(number: int, effects: Sequence[str | None]) -> EffectInterval:
-    """Count the effects of retrieval in one interval."""
-    return EffectInterval(
-        low=number / INTERVAL_COUNT,
-        high=(number + 1) / INTERVAL_COUNT,
-        beneficial=effects.count(Effect.BENEFICIAL.value),
-        neutral=effects.count(Effect.NEUTRAL.value),
-        harmful=effects.count(Effect.HARMFUL.value),
-    )
+            number = int(value * INTERVAL_COUNT + measures.TOLERANCE)  # the tolerance absorbs rounding errors
+            number = min(number, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
+            effects[number][fact.effects[indicator]] += 1
+    limits = [number / INTERVAL_COUNT for number in range(INTERVAL_COUNT + 1)]
+    parts = zip(limits[:-1], limits[1:], effects, strict=True)
+    # The fields of an interval after its limits are in the order of `Effect`.
+    return tuple(EffectInterval(low, high, *(counts[effect] for effect in Effect)) for low, high, counts in parts)
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
@@ -323,13 +282,9 @@ def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
 
     Mastery is the share of right samples, certainty their agreement.
     """
-    masteries, certainties = [], []
-    for fact in facts:
-        mastery, certainty = fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]
-        if mastery is not None and certainty is not None:
-            masteries.append(mastery)
-            certainties.append(certainty)
-    return proportions.pearson_correlation(masteries, certainties)
+    pairs = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
+    known = [(mastery, certainty) for mastery, certainty in pairs if mastery is not None and certainty is not None]
+    return proportions.pearson_correlation([mastery for mastery, _ in known], [certainty for _, certainty in known])
 
 
 def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgreement, ...]:
@@ -410,18 +365,15 @@ def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
         for name in names:
             if settings.get(name) is not None:
                 return str(settings[name])
-    return "not recorded"
+    return NOT_RECORDED
 
 
 def _assign_names(runs: Sequence[RunReport]) -> list[RunReport]:
     """Name each run after its model, its folder or its path, whichever first tells all runs apart."""
     models = [run.settings["model"].split("@")[0] for run in runs]  # without the address of a server
     folders = [run.path.resolve().name for run in runs]
-    names = [str(run.path) for run in runs]
-    if len(set(models)) == len(runs):
-        names = models
-    elif len(set(folders)) == len(runs):
-        names = folders
+    paths = [str(run.path) for run in runs]
+    names = next((names for names in (models, folders) if len(set(names)) == len(runs)), paths)
     return [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 

@@ -74,7 +74,10 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
         has_open_book_answer=row.open is not None,
         correct=correct,
         benefit=row.benefit,
-        indicators={side: _get_indicators(answer) for side, answer in answers.items()},
+        indicators={
+            side: {indicator: getattr(answer, indicator, None) for indicator in INDICATORS}  # None without an answer
+            for side, answer in answers.items()
+        },
         effects={indicator: getattr(row, f"effect_{indicator}") for indicator in INDICATORS},
         is_mask=is_mask(row.mask.text) if row.mask else None,
         mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
@@ -82,11 +85,6 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
         slices=label_rows.list_slices(row),
         verdicts=_collect_row_verdicts(row, question),  # of all graders, the stored one and those that compare texts
     )
-
-
-def _get_indicators(answer: GradedAnswer | None) -> dict[str, float | None]:
-    """Return mastery and certainty of an answer. They are None without an answer."""
-    return {indicator: getattr(answer, indicator, None) for indicator in INDICATORS}
 
 
 def _collect_row_verdicts(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
@@ -174,9 +172,11 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.
     """
-    cases = _collect_saving_cases(facts, indicator)
-    if cases is None:
+    values = [(fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]) for fact in facts]
+    complete = [case for case in values if None not in case]
+    if not complete:
         return None
+    cases = _SavingCases(*np.array(complete, dtype=np.float64).T)
     always = float(cases.open_book_right.mean())
     never = float(cases.closed_book_right.mean())
     nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
@@ -205,13 +205,6 @@ class _SavingCases(NamedTuple):
         accuracy = float(np.where(is_skipped, self.closed_book_right, self.open_book_right).mean())
         random = saved * float(self.closed_book_right.mean()) + (1 - saved) * float(self.open_book_right.mean())
         return SavingPoint(threshold, saved, accuracy, random)
-
-
-def _collect_saving_cases(facts: Sequence[QuestionFacts], indicator: str) -> _SavingCases | None:
-    """Collect the questions with an indicator and both grades; None without any."""
-    cases = [(fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]) for fact in facts]
-    complete = [case for case in cases if None not in case]
-    return _SavingCases(*np.array(complete, dtype=np.float64).T) if complete else None
 
 
 def _list_distinct(values: FloatArray) -> list[float]:
@@ -290,14 +283,25 @@ class RunSlice:
 
 
 def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
-    """Measure groups of questions, such as all questions of one language."""
+    """Measure groups of questions, such as all questions of one language. Questions of no group come last."""
+    thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
     slices: list[RunSlice] = []
     for dimension in label_rows.SLICE_DIMENSIONS:
-        is_frequency = dimension == label_rows.ANSWER_FREQUENCY  # a number, which is divided into thirds
-        groups = _group_by_frequency(facts) if is_frequency else _group_by_value(facts, dimension)
-        if any(value != NOT_GIVEN for value in groups):
-            slices += [summarize_slice(dimension, value, group) for value, group in groups.items()]
+        groups = [fact.slices.get(dimension) for fact in facts]  # the group of each question
+        names: Sequence[str] = sorted({group for group in groups if group})
+        if dimension == label_rows.ANSWER_FREQUENCY:  # a number, which is divided into thirds
+            groups, names = thirds, label_rows.FREQUENCY_THIRDS
+        if any(groups):
+            slices += [summarize_slice(dimension, name, _select(facts, groups, name)) for name in names]
+            others = _select(facts, groups, None)
+            if others:
+                slices.append(summarize_slice(dimension, NOT_GIVEN, others))
     return tuple(slices)
+
+
+def _select(facts: Sequence[QuestionFacts], groups: Sequence[str | None], name: str | None) -> list[QuestionFacts]:
+    """Return the questions of one group. `groups` has the group of each question."""
+    return [fact for fact, group in zip(facts, groups, strict=True) if group == name]
 
 
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
@@ -320,26 +324,3 @@ def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) 
         mastery=mean_of_known(indicators["mastery"] for indicators in closed_book_indicators),
         certainty=mean_of_known(indicators["certainty"] for indicators in closed_book_indicators),
     )
-
-
-def _group_by_value(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[str, list[QuestionFacts]]:
-    """Group questions by a dimension. Example: the dimension 'language' gives the groups 'de' and 'en'."""
-    groups: dict[str, list[QuestionFacts]] = {}
-    for fact in facts:
-        groups.setdefault(fact.slices.get(dimension, NOT_GIVEN), []).append(fact)
-    values = [*sorted(groups.keys() - {NOT_GIVEN}), NOT_GIVEN]
-    return {value: groups[value] for value in values if value in groups}
-
-
-def _group_by_frequency(facts: Sequence[QuestionFacts]) -> Mapping[str, list[QuestionFacts]]:
-    """Group questions into thirds by answer frequency.
-
-    Answer frequency counts the passages with the answer in the corpus.
-    """
-    thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
-    if not any(thirds):
-        return {}
-    groups: dict[str, list[QuestionFacts]] = {name: [] for name in (*label_rows.FREQUENCY_THIRDS, NOT_GIVEN)}
-    for fact, third in zip(facts, thirds, strict=True):
-        groups[third or NOT_GIVEN].append(fact)
-    return {name: group for name, group in groups.items() if group or name != NOT_GIVEN}

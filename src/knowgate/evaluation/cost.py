@@ -171,16 +171,6 @@ class CostAssumptions(Options):
         return Prices(search=self.price_search, token=self.price_token)
 
 
-def estimate_always_cost(table: LabelTable) -> PolicyCost:
-    """Estimate the mean cost per question of always retrieving, without a gate."""
-    return estimate_gated_cost(table, np.zeros(len(table.rows), dtype=bool), None)
-
-
-def estimate_never_cost(table: LabelTable) -> PolicyCost:
-    """Estimate the mean cost per question of never retrieving, without a gate."""
-    return estimate_gated_cost(table, np.ones(len(table.rows), dtype=bool), None)
-
-
 def estimate_gated_cost(
     table: LabelTable, skips: BoolArray, gate: TableScores | None, *, has_arbiter: bool = False
 ) -> PolicyCost:

@@ -81,17 +81,21 @@ class EvaluationDiff:
         """Number of questions compared one by one. 0 if the evaluations share too few questions."""
         return self.shared if self.shared >= self.needed else 0
 
-    def find_worse(self, tolerance: float) -> list[GateDiff]:
-        """Return the watched gates that lost accuracy: certainly, and more than `tolerance`."""
+    @property
+    def watched_differences(self) -> dict[str, Estimate]:
+        """Change in accuracy of each watched gate."""
         watched = [gate for gate in self.gates if gate.gate in self.watched and "accuracy" in gate.changes]
-        return [gate for gate in watched if _is_certain_fall(gate.changes["accuracy"].difference, tolerance)]
+        return {gate.gate: gate.changes["accuracy"].difference for gate in watched}
+
+    def find_worse(self, tolerance: float) -> list[str]:
+        """Return the watched gates that lost accuracy: certainly, and more than `tolerance`."""
+        fallen = {gate: change for gate, change in self.watched_differences.items() if is_certain_fall(change)}
+        return [gate for gate, change in fallen.items() if change.value is not None and change.value < -tolerance]
 
 
-def _is_certain_fall(difference: Estimate, tolerance: float) -> bool:
-    """Return whether a difference is below `-tolerance` and its whole interval below 0."""
-    if difference.value is None or difference.high is None:
-        return False
-    return difference.value < -tolerance and difference.high < 0
+def is_certain_fall(difference: Estimate) -> bool:
+    """Return whether the whole interval of a difference is below 0."""
+    return difference.high is not None and difference.high < 0
 
 
 def diff_evaluations(
@@ -110,7 +114,9 @@ def diff_evaluations(
         BadInput: The evaluations have no gate in common.
         UnknownName: A watched gate is missing from one of them.
     """
-    gates = _list_shared_gates(first, second)
+    gates = [gate for gate in first.gates if gate in second.gates]
+    if not gates:
+        raise BadInput(f"'{first.name}' and '{second.name}' have no common gate. Evaluate both with the same `gates`.")
     watched = _select_watched(gates, watch)
     shared_rows = _find_shared_questions(first, second)
     n_shared = len(shared_rows[0])
@@ -126,14 +132,6 @@ def diff_evaluations(
         shared=n_shared,
         needed=n_needed,
     )
-
-
-def _list_shared_gates(first: EvaluationSummary, second: EvaluationSummary) -> list[str]:
-    """List the gates of both evaluations. Without any, BadInput is raised."""
-    gates = [gate for gate in first.gates if gate in second.gates]
-    if not gates:
-        raise BadInput(f"'{first.name}' and '{second.name}' have no common gate. Evaluate both with the same `gates`.")
-    return gates
 
 
 def _count_needed_questions(first: EvaluationSummary, second: EvaluationSummary) -> int:
@@ -176,11 +174,10 @@ def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: RowPa
 
     Outcomes of single questions are compared on the `shared` questions, if they are known.
     """
-    first_outcomes = {"accuracy": first.right, "rate": first.searched}  # of each question
-    second_outcomes = {"accuracy": second.right, "rate": second.searched}
+    outcomes = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}  # of each question
     changes = {}
     for measure in [name for name in first.measures if name in second.measures]:
-        before, after = first_outcomes.get(measure), second_outcomes.get(measure)
+        before, after = outcomes.get(measure, (None, None))
         if shared is None or before is None or after is None:
             changes[measure] = _diff_independent(first.measures[measure], second.measures[measure])
         else:

@@ -20,7 +20,7 @@ from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import GateLike, evaluate
 from knowgate.evaluation.gate_results import GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import Cascade
-from knowgate.evaluation.recommendation import Recommendation, recommend
+from knowgate.evaluation.recommendation import Recommendation, recommend, recommendation_to_dict
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Estimate, estimate_means
 from knowgate.stats.metrics import BoolArray
 from knowgate.training.topics import topics_to_dict
@@ -105,50 +105,9 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
         recommendation: Its recommendation.
         name: Name of the summary in reports.
     """
-    gates = {gate.gate: _summarize_gate(gate) for gate in evaluation.gates}
-    gates |= _summarize_cascade(evaluation)
-    if evaluation.has_open_answers:
-        gates[RECOMMENDED] = _summarize_recommendation(evaluation, recommendation)
-    keys = evaluation.table.question_fingerprints.tolist()
-    return EvaluationSummary(
-        name=name,
-        model=str(evaluation.table.settings["model"]),
-        n=len(keys),
-        gates=gates,
-        question_keys=keys,
-        recommendation=_describe_recommendation(recommendation.level, recommendation.gate, recommendation.threshold),
-        arbiter=evaluation.cascade.arbiter if evaluation.cascade else "",
-    )
-
-
-def _summarize_gate(gate: GateResult) -> GateSummary:
-    """Summarize the results of one gate without the arbiter."""
-    measures = {measure: value for measure, value in gate.measures.items() if measure in SUMMARY_MEASURES}
-    return GateSummary(measures, gate.right, gate.retrieve)
-
-
-def _summarize_cascade(evaluation: Evaluation) -> dict[str, GateSummary]:
-    """Summarize the gates followed by the arbiter; empty without an arbiter."""
-    summaries = {}
-    for result in evaluation.cascade.lines if evaluation.cascade else []:
-        measures = {"accuracy": result.accuracy, "rate": Estimate(result.rate)}
-        searched = evaluation.gate(result.gate).retrieve
-        summaries[result.gate + ARBITER_SUFFIX] = GateSummary(measures, result.right, searched)
-    return summaries
-
-
-def _summarize_recommendation(evaluation: Evaluation, recommendation: Recommendation) -> GateSummary:
-    """Summarize the results of following the recommendation. Without a gate, this means always retrieving."""
-    if recommendation.is_positive:
-        return _summarize_decisions(recommendation.right, searched=~recommendation.skips)
-    always = evaluation.gate("always")
-    return _summarize_decisions(always.right, always.retrieve)
-
-
-def _summarize_decisions(right: BoolArray, searched: BoolArray) -> GateSummary:
-    """Summarize decisions by accuracy and retrieval rate."""
-    accuracy, rate = estimate_means([right.astype(float), searched.astype(float)])
-    return GateSummary({"accuracy": accuracy, "rate": rate}, right, searched)
+    record = {"recommendation": recommendation_to_dict(recommendation), **evaluation_to_dict(evaluation)}
+    decisions = _StoredDecisions(**decisions_to_dict(evaluation, recommendation))
+    return _parse_summary(record, decisions, name)
 
 
 def _describe_recommendation(level: str, gate: str | None, threshold: float | None) -> str:
@@ -220,16 +179,21 @@ def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
 
 def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) -> dict[str, Any]:
     """Build the content of decisions.json. Strings of 0 and 1 say 'right' and 'searched' for each question."""
-    summary = summarize_evaluation(evaluation, recommendation, "")
-    gates = {}
-    for name, gate in summary.gates.items():
-        gates[name] = {"right": _encode_flags(gate.right), "searched": _encode_flags(gate.searched)}
-    return {"questions": summary.question_keys, "gates": gates}
+    gates = {gate.gate: _encode_decisions(gate.right, gate.retrieve) for gate in evaluation.gates}
+    for result in evaluation.cascade.lines if evaluation.cascade else []:
+        searched = evaluation.gate(result.gate).retrieve
+        gates[result.gate + ARBITER_SUFFIX] = _encode_decisions(result.right, searched)
+    if recommendation.is_positive:
+        gates[RECOMMENDED] = _encode_decisions(recommendation.right, ~recommendation.skips)
+    elif evaluation.has_open_answers:
+        gates[RECOMMENDED] = gates["always"]
+    return {"questions": tuple(evaluation.table.question_fingerprints.tolist()), "gates": gates}
 
 
-def _encode_flags(flags: BoolArray | None) -> str:
-    """Write flags as a string of 0 and 1; '' for None."""
-    return "" if flags is None else "".join("1" if flag else "0" for flag in flags)
+def _encode_decisions(right: BoolArray, searched: BoolArray) -> dict[str, str]:
+    """Write the flags of each question as strings of 0 and 1."""
+    flags = {"right": right, "searched": searched}
+    return {name: "".join("1" if flag else "0" for flag in values) for name, values in flags.items()}
 
 
 @dataclass(frozen=True)
@@ -304,5 +268,6 @@ def _parse_gates(
         gates[gate_name] = decisions.summarize(gate_name, measures)
     right, searched = decisions.get(RECOMMENDED, "right"), decisions.get(RECOMMENDED, "searched")
     if right is not None and searched is not None:
-        gates[RECOMMENDED] = _summarize_decisions(right, searched)
+        accuracy, rate = estimate_means([right.astype(float), searched.astype(float)])
+        gates[RECOMMENDED] = GateSummary({"accuracy": accuracy, "rate": rate}, right, searched)
     return gates

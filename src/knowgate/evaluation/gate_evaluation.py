@@ -190,10 +190,17 @@ def _evaluate_runs(
 
 
 def _choose_arbiter(gates: Sequence[str | Gate], options: EvaluateOptions) -> Any:
-    """Return the arbiter of the options or, without one, that of the evaluated policy."""
-    if options.arbiter is None:
-        return find_policy_arbiter(gates)
-    return str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
+    """Return the arbiter of the options or, without one, the arbiter stored with one of the gates, if any.
+
+    Raises:
+        BadSetting: Several gates have different arbiters.
+    """
+    if options.arbiter is not None:
+        return str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
+    arbiters = {get_policy_arbiter(gate) for gate in gates} - {None, NO_ARBITER}
+    if len(arbiters) > 1:
+        raise BadSetting("the gates were saved with different arbiters. Evaluate one gate at a time, or set `arbiter`.")
+    return next(iter(arbiters), None)
 
 
 def _load_table(
@@ -257,18 +264,6 @@ def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
     retrieve = ~recommendation.skips if recommendation.is_positive else None
     results = measure_topics(evaluation.table, topics, retrieve=retrieve, resamples=evaluation.resamples)
     return replace(evaluation, topics=results)
-
-
-def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
-    """Return the arbiter stored with one of the gates, or None.
-
-    Raises:
-        BadSetting: Several gates have different arbiters.
-    """
-    arbiters = {get_policy_arbiter(gate) for gate in gates} - {None, NO_ARBITER}
-    if len(arbiters) > 1:
-        raise BadSetting("the gates were saved with different arbiters. Evaluate one gate at a time, or set `arbiter`.")
-    return next(iter(arbiters), None)
 
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:

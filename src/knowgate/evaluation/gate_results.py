@@ -248,10 +248,10 @@ class GradedNeeds:
 def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
     """Return a function that computes all measures of a gate on bootstrap resamples."""
     measure_ranking = _build_ranking_metric(outcomes)
-    measure_decisions = _build_decision_metric(outcomes)
-    if measure_decisions is None:
+    if outcomes.open_book_right is None:
         return measure_ranking
-    return lambda weights: {**measure_ranking(weights), **measure_decisions(weights)}
+    compute_means = _build_mean_metric(_list_decision_columns(outcomes, outcomes.open_book_right))
+    return lambda weights: {**measure_ranking(weights), **_derive_measures(compute_means(weights))}
 
 
 def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
@@ -280,16 +280,10 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     return measure
 
 
-def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
-    """Return a function that measures a gate's decisions on bootstrap resamples.
-
-    Returns None if no question was answered with passages.
-    """
-    if outcomes.open_book_right is None:
-        return None
-    closed_book_right, open_book_right = outcomes.closed_book_right, outcomes.open_book_right
-    retrieve = outcomes.retrieve
-    columns = {
+def _list_decision_columns(outcomes: GradedNeeds, open_book_right: metrics.BoolArray) -> dict[str, metrics.BoolArray]:
+    """Return for each question what a gate's decision leads to. The measures are derived from the means."""
+    closed_book_right, retrieve = outcomes.closed_book_right, outcomes.retrieve
+    return {
         "accuracy": np.where(retrieve, open_book_right, closed_book_right),
         "rate": retrieve,
         "never": closed_book_right,
@@ -299,8 +293,6 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
         "waste": retrieve & closed_book_right,  # retrieved, although the closed-book answer is right
         "skipped_right": ~retrieve & closed_book_right,
     }
-    compute_means = _build_mean_metric(columns)
-    return lambda weights: _derive_measures(compute_means(weights))
 
 
 def _derive_measures(means: Values) -> dict[str, metrics.FloatArray]:
@@ -355,23 +347,15 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
     full_sample = metrics.unit_weights(bootstrap.n)
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     results = []
-    for gate, cell_metric, resamples in zip(
-        gates, cell_metrics, bootstrap.apply(cell_metrics, with_original=False), strict=True
-    ):
-        measure_exactly = _build_gate_metric(gate)
-        results.append(_correct_resamples(resamples, measure_exactly(full_sample), cell_metric(full_sample)))
+    all_resamples = bootstrap.apply(cell_metrics, with_original=False)
+    for gate, cell_metric, resamples in zip(gates, cell_metrics, all_resamples, strict=True):
+        exact, approximate = _build_gate_metric(gate)(full_sample), cell_metric(full_sample)
+        measures = dict(exact)
+        for name, values in resamples.items():  # empty if no resamples are asked for
+            # The error of the cells is known on the full sample, and subtracted.
+            measures[name] = np.concatenate([exact[name], values - approximate[name] + exact[name]])
+        results.append(measures)
     return results
-
-
-def _correct_resamples(resamples: Values, exact: Values, approximate: Values) -> dict[str, metrics.FloatArray]:
-    """Subtract from each measure the error of the cells, which is known on the full sample.
-
-    Returns the exact value of each measure, followed by its corrected values on the resamples.
-    """
-    measures = dict(exact)
-    for name, values in resamples.items():  # empty if no resamples are asked for
-        measures[name] = np.concatenate([exact[name], values - approximate[name] + exact[name]])
-    return measures
 
 
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:

@@ -73,8 +73,7 @@ def label_and_decide(
     named_gates.pop(AUTO_GATES, None)
     model = resolve_model(options.model)
     prompts = load_answer_prompts(options.prompts, model=model)
-    bound_gates = bind_gates(named_gates, model, prompts, options)
-    decider = LiveDecider(model, prompts, bound_gates, options)
+    decider = LiveDecider.bind(named_gates, model, prompts, options)
     label_options = _make_label_options(options, is_remote=decider.is_remote)
     answering_model = options.model if decider.is_remote else model  # the workers of a cluster load it by name
     runs = []
@@ -117,8 +116,7 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
     _check_same_model(table, model, prompts)
     deciding = [gate for gate in gates if gate != AUTO_GATES and not can_score(table, gate, plug_in=options.plug_in)]
     names = make_record_names(deciding)
-    bound_gates = bind_gates(dict(zip(names, deciding, strict=True)), model, prompts, options)
-    decider = LiveDecider(model, prompts, bound_gates, options)
+    decider = LiveDecider.bind(dict(zip(names, deciding, strict=True)), model, prompts, options)
     for run in runs:
         decider.record(RunFolder(run))
     # Gates are found by id(), because they may not be hashable.
@@ -206,11 +204,9 @@ class Decider:
     prompts: AnswerPrompts
     gates: Sequence[Gate]
 
-    def decide(self, questions: Sequence[Question]) -> list[GateDecisions]:
+    def __call__(self, questions: Sequence[Question]) -> list[GateDecisions]:
         """Let every gate decide on the questions, and return the decisions in the order of the gates."""
         return [self._decide(gate, questions) for gate in self.gates]
-
-    __call__ = decide
 
     def _decide(self, gate: Gate, questions: Sequence[Question]) -> GateDecisions:
         """Let one gate decide, and measure the time."""
@@ -269,47 +265,21 @@ class BoundGate:
         name: Name that its decisions are stored under.
         spec: The spec or gate object that the caller gave.
         gate: The gate, ready to decide with the LLM.
-        is_reusable: Whether stored decisions under this name can be reused. False for gate folders, gate objects and
-            gates with a history log, which may have changed since.
     """
 
     name: str
     spec: str | Gate
     gate: Gate
-    is_reusable: bool
 
+    @property
+    def is_reusable(self) -> bool:
+        """Whether stored decisions under this name are still valid.
 
-def bind_gates(
-    gates: Mapping[str, str | Gate], model: Model, prompts: AnswerPrompts, options: LiveOptions
-) -> list[BoundGate]:
-    """Load gates from their specs, and connect all gates to the LLM.
-
-    Args:
-        gates: Gate specs, folders or gate objects, by the name that their decisions are stored under.
-        model: The LLM.
-        prompts: Prompts of the LLM.
-        options: Where the LLM runs, and whether gates of another LLM may be loaded.
-
-    Raises:
-        BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
-    """
-    if is_remote_runner(options.runner):  # the workers load the LLM and the gates by name
-        require_name("model", options.model)
-        for spec in gates.values():
-            require_name("gate", spec)
-    bound_gates = []
-    for name, spec in gates.items():
-        gate = load_gate(spec, plug_in=options.plug_in) if isinstance(spec, str) else spec
-        bound_gate = bind_gate(gate, model, prompts)
-        bound_gates.append(BoundGate(name, spec, bound_gate, _is_reusable(spec, gate)))
-    return bound_gates
-
-
-def _is_reusable(spec: str | Gate, gate: Gate) -> bool:
-    """Return whether decisions stored under the spec of a gate are still valid."""
-    # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
-    reads_history = type(gate).find_neighbors is not Gate.find_neighbors
-    return isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
+        Gate folders, gate objects and gates with a history log may have changed since.
+        """
+        # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
+        reads_history = type(self.gate).find_neighbors is not Gate.find_neighbors
+        return isinstance(self.spec, str) and get_gate_folder(self.spec) is None and not reads_history
 
 
 @dataclass(frozen=True)
@@ -327,6 +297,31 @@ class LiveDecider:
     prompts: AnswerPrompts
     gates: Sequence[BoundGate]
     options: LiveOptions
+
+    @classmethod
+    def bind(
+        cls, gates: Mapping[str, str | Gate], model: Model, prompts: AnswerPrompts, options: LiveOptions
+    ) -> LiveDecider:
+        """Load gates from their specs, and connect all gates to the LLM.
+
+        Args:
+            gates: Gate specs, folders or gate objects, by the name that their decisions are stored under.
+            model: The LLM.
+            prompts: Prompts of the LLM.
+            options: Where the LLM runs, and whether gates of another LLM may be loaded.
+
+        Raises:
+            BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
+        """
+        if is_remote_runner(options.runner):  # the workers load the LLM and the gates by name
+            require_name("model", options.model)
+            for spec in gates.values():
+                require_name("gate", spec)
+        bound = []
+        for name, spec in gates.items():
+            gate = load_gate(spec, plug_in=options.plug_in) if isinstance(spec, str) else spec
+            bound.append(BoundGate(name, spec, bind_gate(gate, model, prompts)))
+        return cls(model, prompts, bound, options)
 
     @property
     def is_remote(self) -> bool:
@@ -351,7 +346,7 @@ class LiveDecider:
         log.info("%s decides on %d questions", ", ".join(gate.name for gate in gates), len(questions))
         decisions = [GateDecisions() for _ in gates]
         decider = Decider(self.model, self.prompts, [gate.gate for gate in gates])
-        for batch in self._runner(gates).run(questions, decider.decide):
+        for batch in self._runner(gates).run(questions, decider):
             for total, batch_decisions in zip(decisions, batch, strict=True):
                 total.add(batch_decisions)
         return [_make_record(gate, total) for gate, total in zip(gates, decisions, strict=True)]

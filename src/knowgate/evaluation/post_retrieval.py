@@ -259,8 +259,7 @@ def _judge_rows(judge: PassageFilter, rows: Sequence[LabelRow]) -> dict[str, boo
     verdicts: dict[str, bool] = {}
     for batch in split_batches(rows, SECOND_LOOK_BATCH):
         useful = judge.are_useful([question_from_row(row) for row in batch], [row.passages for row in batch])
-        for row, is_useful in zip(batch, useful, strict=True):
-            verdicts[row.id] = is_useful
+        verdicts.update(zip([row.id for row in batch], useful, strict=True))
     return verdicts
 
 

@@ -24,20 +24,8 @@ from knowgate.types import Passage, Reranker
 
 RETRIEVER, BASE, ORACLE, NO_PASSAGES = "retriever", "base", "oracle", "no passages"
 ValueTable = Mapping[str, Mapping[str, FloatArray]]  # measure -> ranker -> value of each question
+RankerScores = dict[str, list[list[float]]]  # ranker -> for each question, one score per candidate; higher is better
 EstimateTable = dict[str, dict[str, Estimate]]  # measure -> ranker -> mean
-
-
-@dataclass(frozen=True)
-class Ranker:
-    """Scores that a ranker gives to the candidate passages of each question.
-
-    Attributes:
-        name: Name of the ranker.
-        scores: For each question, one score per candidate; higher is better.
-    """
-
-    name: str
-    scores: list[list[float]] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -124,7 +112,7 @@ def select_usable(rows: Sequence[Preference]) -> list[Preference]:
 
 def rank_with_all(
     rows: Sequence[Preference], rerankers: Mapping[str, Reranker], margin: float | None = None
-) -> list[Ranker]:
+) -> RankerScores:
     """Score each question's passages with the retriever, every reranker and the oracle.
 
     The oracle knows how much each passage helps.
@@ -137,36 +125,20 @@ def rank_with_all(
     """
     questions = [row.question for row in rows]
     passages = [list_passages(row) for row in rows]
-    retriever = Ranker(RETRIEVER, [_score_retriever_order(row) for row in rows])
-    rankers = [retriever]
+    # Candidates are in the retriever's order, so their scores are 0, -1, -2, ...
+    rankers = {RETRIEVER: [[-float(rank) for rank in range(len(row.candidates))] for row in rows]}
     for name, reranker in rerankers.items():
-        rankers.append(Ranker(name, reranker.score(questions, passages)))
+        rankers[name] = reranker.score(questions, passages)
     if margin is not None and rerankers:
-        rankers.append(_apply_margin(rankers[-1], retriever, passages, margin))
-    oracle_scores = [[candidate.shift for candidate in row.candidates] for row in rows]
-    return [*rankers, Ranker(ORACLE, oracle_scores)]
+        last = list(rerankers)[-1]
+        is_skipped = [can_skip_reranking(candidates, margin) for candidates in passages]
+        pairs = zip(is_skipped, rankers[RETRIEVER], rankers[last], strict=True)
+        rankers[f"{last}, margin {margin:g}"] = [first if skips else scores for skips, first, scores in pairs]
+    rankers[ORACLE] = [[candidate.shift for candidate in row.candidates] for row in rows]
+    return rankers
 
 
-def _score_retriever_order(row: Preference) -> list[float]:
-    """Score candidates 0, -1, -2, ..., because they are in the retriever's order."""
-    return [-float(rank) for rank in range(len(row.candidates))]
-
-
-def _apply_margin(reranker: Ranker, retriever: Ranker, passages: Sequence[Sequence[Passage]], margin: float) -> Ranker:
-    """Return a reranker that keeps the retriever's order if the retriever is sure of it.
-
-    It is sure if its first passage leads the second by at least the share `margin` of its score.
-    """
-    scores = list(reranker.scores)
-    for index, candidates in enumerate(passages):
-        if can_skip_reranking(candidates, margin):
-            scores[index] = retriever.scores[index]
-    return Ranker(f"{reranker.name}, margin {margin:g}", scores)
-
-
-def measure_ranking(
-    rows: Sequence[Preference], rankers: Sequence[Ranker], margin: float | None = None
-) -> RankingResult:
+def measure_ranking(rows: Sequence[Preference], rankers: RankerScores, margin: float | None = None) -> RankingResult:
     """Measure how early rankers put passages that help.
 
     Only questions with some passages that help and some that do not are measured.
@@ -180,16 +152,19 @@ def measure_ranking(
     Raises:
         BadInput: No row has passages of both kinds.
     """
-    indices = [index for index, row in enumerate(rows) if row.is_kept]  # of the questions with passages of both kinds
-    _check_any_measured(indices, len(rows))
-    measured = [rows[index] for index in indices]
+    measured = [row for row in rows if row.is_kept]  # the questions with passages of both kinds
+    if not measured:
+        raise BadInput(
+            f"none of the {len(rows)} held-out questions has both helpful and unhelpful passages. Such questions are needed to "
+            "compare rerankers. Measure more with `knowgate prefer`."
+        )
     values: dict[str, dict[str, FloatArray]] = {}
     hits: dict[str, list[list[bool]]] = {}
-    for ranker in rankers:
-        scores = [ranker.scores[index] for index in indices]
-        hits[ranker.name] = list(map(rank_hits, measured, scores))
+    for name, all_scores in rankers.items():
+        scores = [row_scores for row, row_scores in zip(rows, all_scores, strict=True) if row.is_kept]
+        hits[name] = list(map(rank_hits, measured, scores))
         for measure, by_question in compute_rank_metrics(measured, scores).items():
-            values.setdefault(measure, {})[ranker.name] = by_question
+            values.setdefault(measure, {})[name] = by_question
     chance = float(np.mean([len(row.positives) / len(row.pool) for row in measured]))
     measures = RankerMeasures([row.id for row in measured], values)
     if margin is None:  # reranking is never skipped
@@ -198,17 +173,8 @@ def measure_ranking(
     return RankingResult(measures, hits, chance, margin, margin_share=float(np.mean(is_skipped)))
 
 
-def _check_any_measured(measured: Sequence[int], n_rows: int) -> None:
-    """Raise BadInput if no question can be measured."""
-    if not measured:
-        raise BadInput(
-            f"none of the {n_rows} held-out questions has both helpful and unhelpful passages. Such questions are needed to "
-            "compare rerankers. Measure more with `knowgate prefer`."
-        )
-
-
 def measure_answers(
-    rows: Sequence[Preference], rankers: Sequence[Ranker], answerer: CachedAnswerer, passage_counts: Sequence[int]
+    rows: Sequence[Preference], rankers: RankerScores, answerer: CachedAnswerer, passage_counts: Sequence[int]
 ) -> RankerMeasures:
     """Measure an LLM's accuracy with the first passages of each ranker, and without passages.
 
@@ -223,18 +189,20 @@ def measure_answers(
     values: dict[str, dict[str, FloatArray]] = {}
     for count in passage_counts:
         by_ranker = {NO_PASSAGES: without_passages}
-        for ranker in rankers:
-            first_passages = _select_first_passages(rows, ranker, count)
-            by_ranker[ranker.name] = answerer.grade_answers(questions, first_passages)
+        for name, scores in rankers.items():
+            first_passages = _select_first_passages(rows, scores, count)
+            by_ranker[name] = answerer.grade_answers(questions, first_passages)
         values[f"top {count}"] = by_ranker
     return RankerMeasures([row.id for row in rows], values)
 
 
-def _select_first_passages(rows: Sequence[Preference], ranker: Ranker, count: int) -> list[list[Passage]]:
-    """Return the first passages of each question in a ranker's order."""
+def _select_first_passages(
+    rows: Sequence[Preference], scores: Sequence[Sequence[float]], count: int
+) -> list[list[Passage]]:
+    """Return the passages of each question with the highest scores, highest first."""
     first_passages = []
-    for row, scores in zip(rows, ranker.scores, strict=True):
-        first_passages.append([row.candidates[index].passage for index in rank_scores(scores)[:count]])
+    for row, row_scores in zip(rows, scores, strict=True):
+        first_passages.append([row.candidates[index].passage for index in rank_scores(row_scores)[:count]])
     return first_passages
 
 

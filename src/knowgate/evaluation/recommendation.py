@@ -9,7 +9,7 @@ without each fifth of the questions and tested on that fifth. No question measur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -17,9 +17,10 @@ import numpy as np
 
 from knowgate.core.validation import check_number
 from knowgate.data.splits import hash_to_unit
-from knowgate.evaluation.gate_choice import CorrectAnswers, GateSetting, choose_gate
+from knowgate.evaluation.gate_choice import GateSetting, choose_gate
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
+from knowgate.gates.calibration.threshold_choice import GateOutcomes
 from knowgate.stats.bootstrap import Estimate, estimate_mean, estimate_means
 from knowgate.stats.metrics import BoolArray, FloatArray
 
@@ -152,33 +153,32 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     if table.open_book_right is None:
         return Recommendation("unknown", len(table.rows), max_loss)
     arbitrated = evaluation.cascade.arbiter_right if evaluation.cascade else None
-    answers = CorrectAnswers(table.closed_book_right, table.open_book_right, arbitrated)
+    never = GateOutcomes(np.zeros(len(table.rows)), table.closed_book_right, table.open_book_right, arbitrated)
     calibrated = _find_calibrated_gate(evaluation)
     if calibrated:
-        recommendation = _recommend_own_threshold(evaluation, calibrated, answers, max_loss)
+        recommendation = _recommend_own_threshold(evaluation, calibrated, never, max_loss)
         if recommendation.is_positive or evaluation.ranking_gates == [calibrated]:
             return recommendation
-    recommendation = _recommend_best_gate(evaluation, answers, max_loss)
+    recommendation = _recommend_best_gate(evaluation, never, max_loss)
     if recommendation.is_positive or evaluation.ranking_gates:
         return recommendation
     return replace(recommendation, level="unknown")  # no gate was evaluated that could be left
 
 
-def _recommend_best_gate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
-    """Choose a gate and threshold on all questions, and recommend them if they are useful."""
-    n = len(answers.closed_book_right)
-    all_rows = np.ones(n, dtype=bool)
+def _recommend_best_gate(evaluation: Evaluation, never: GateOutcomes, max_loss: float) -> Recommendation:
+    """Choose a gate and threshold on all questions, and recommend them if they are useful.
+
+    `never` are the outcomes of never retrieving, which counts as a gate with need 0.
+    """
+    outcomes = {NEVER: never}
+    outcomes |= {gate.gate: replace(never, needs=gate.needs) for gate in evaluation.ranking_gates}
     # A choice looks better on the questions that it was made on than on others, so only half of the loss is allowed there.
-    choice = choose_gate(_list_needs(evaluation), answers, all_rows, max_loss / 2)
-    if choice is not None:
-        return _recommend_choice(evaluation, choice, answers, max_loss)
-    return Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
-
-
-def _list_needs(evaluation: Evaluation) -> dict[str, FloatArray]:
-    """Return each gate's needs, one per question. Never retrieving counts as a gate with need 0."""
-    needs = {NEVER: np.zeros(len(evaluation.table.rows))}
-    return needs | {gate.gate: gate.needs for gate in evaluation.ranking_gates}
+    choice = choose_gate(outcomes, np.ones(len(never), dtype=bool), max_loss / 2)
+    if choice is None:
+        level: RecommendationLevel = "leave" if _has_enough_questions(evaluation) else "unknown"
+        return Recommendation(level, len(never), max_loss)
+    folds = _cross_validate(evaluation, outcomes, max_loss / 2)
+    return _recommend_choice(evaluation, choice, folds, max_loss)
 
 
 # --- recommendation of a calibrated gate ----------------------------------------------------------
@@ -198,13 +198,13 @@ def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
 
 
 def _recommend_own_threshold(
-    evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers, max_loss: float
+    evaluation: Evaluation, gate: GateResult, outcomes: GateOutcomes, max_loss: float
 ) -> Recommendation:
     """Recommend a gate at its own threshold. The arbiter takes part only if the guarantee includes it."""
     guarantee = evaluation.guarantees[gate.gate]
     cascade = evaluation.cascade if guarantee.has_arbiter else None  # results with the arbiter
     if cascade is None:
-        answers = replace(answers, arbitrated=None)
+        outcomes = replace(outcomes, arbitrated_right=None)
     skips = ~gate.retrieve
     recommendation = Recommendation(
         level="unknown",  # it is set below
@@ -217,56 +217,66 @@ def _recommend_own_threshold(
         arbiter=cascade.arbiter if cascade else "",
         at_own_threshold=True,
         skips=skips,
-        right=np.where(skips, answers.closed_book_right, answers.retrieved),
+        right=np.where(skips, outcomes.closed_book_right, outcomes.retrieved_right),
     )
-    measured = _measure_effect(evaluation, recommendation, answers, skips, recommendation.right)
+    measured = _measure_effect(evaluation, recommendation, outcomes, skips, recommendation.right)
     return _set_level(evaluation, measured, is_guaranteed=guarantee.holds)
 
 
 # --- recommendation chosen on these questions -----------------------------------------------------
 
 
-def _recommend_choice(
-    evaluation: Evaluation, choice: GateSetting, answers: CorrectAnswers, max_loss: float
-) -> Recommendation:
+class _Folds(NamedTuple):
+    """Result of cross-validation: each fold of the questions is decided by a choice made on the other questions.
+
+    Attributes:
+        gates: The gate chosen for each fold; a fold without a choice is missing, and always retrieves.
+        skips: Whether the search for each question is skipped.
+        right: Whether the final answer to each question is right.
+    """
+
+    gates: list[str]
+    skips: BoolArray
+    right: BoolArray
+
+
+def _cross_validate(evaluation: Evaluation, outcomes: Mapping[str, GateOutcomes], max_loss: float) -> _Folds:
+    """Split the questions into fifths, and choose a gate for each on the others. Repeated questions share a fold."""
+    hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
+    fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
+    folds = _Folds([], np.zeros(len(fold_of_row), dtype=bool), outcomes[NEVER].open_book_right.copy())
+    for rows in (fold_of_row == number for number in range(FOLDS)):
+        if rows.any() and not rows.all():  # with few questions, a fold may be empty
+            choice = choose_gate(outcomes, ~rows, max_loss)
+            if choice is not None:
+                folds.gates.append(choice.gate)
+                folds.skips[rows] = choice.skips[rows]
+                folds.right[rows] = choice.right[rows]
+    return folds
+
+
+def _recommend_choice(evaluation: Evaluation, choice: GateSetting, folds: _Folds, max_loss: float) -> Recommendation:
     """Recommend a gate chosen on all questions, or never retrieving if the gate is no better than chance.
 
     Cross-validation measures the effect of the gate.
     """
-    folds = _cross_validate(evaluation, answers, max_loss / 2)
-    all_rows = np.ones(len(answers.closed_book_right), dtype=bool)
     recommendation = Recommendation(
         level="unknown",  # it is set below
-        n=len(all_rows),
+        n=len(choice.outcomes),
         max_loss=max_loss,
         gate=choice.gate,
         threshold=choice.threshold,
-        agreeing_folds=sum(fold.choice is not None and fold.choice.gate == choice.gate for fold in folds),
+        agreeing_folds=folds.gates.count(choice.gate),
         arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.gate != NEVER else "",
-        skips=choice.skips(all_rows),
-        right=answers.apply(choice, all_rows),
+        skips=choice.skips,
+        right=choice.right,
     )
-    measured = _measure_effect(evaluation, recommendation, answers, *_apply_fold_choices(folds, answers))
+    measured = _measure_effect(evaluation, recommendation, choice.outcomes, folds.skips, folds.right)
     if not measured.likely_beats_chance:
-        without_retrieval = _recommend_no_retrieval(evaluation, answers, max_loss)
+        without_retrieval = _recommend_no_retrieval(evaluation, choice.outcomes, max_loss)
         if without_retrieval.is_positive:
             return without_retrieval
     return _set_level(evaluation, measured)
-
-
-def _apply_fold_choices(folds: Sequence[_Fold], answers: CorrectAnswers) -> tuple[BoolArray, BoolArray]:
-    """Let the choice of each fold decide on the questions of the fold.
-
-    Returns:
-        Whether each search is skipped, and whether each final answer is right.
-    """
-    # A fold without a choice always retrieves.
-    skips, right = np.zeros(len(answers.open_book_right), dtype=bool), answers.open_book_right.copy()
-    for fold in folds:
-        if fold.choice is not None:
-            skips[fold.rows] = fold.choice.skips(fold.rows)
-            right[fold.rows] = answers.apply(fold.choice, fold.rows)
-    return skips, right
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
@@ -293,13 +303,12 @@ def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_quest
     return slices
 
 
-def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
+def _recommend_no_retrieval(evaluation: Evaluation, outcomes: GateOutcomes, max_loss: float) -> Recommendation:
     """Build the recommendation to never retrieve, with its measured loss."""
-    skips = np.ones(len(answers.closed_book_right), dtype=bool)  # every search is skipped
-    right = answers.closed_book_right
+    skips = np.ones(len(outcomes), dtype=bool)  # every search is skipped
+    right = outcomes.closed_book_right
     recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=right)
-    measured = _measure_effect(evaluation, recommendation, answers, skips, recommendation.right)
-    return _set_level(evaluation, measured)
+    return _set_level(evaluation, _measure_effect(evaluation, recommendation, outcomes, skips, right))
 
 
 def _has_enough_questions(evaluation: Evaluation) -> bool:
@@ -307,46 +316,24 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
     return len(np.unique(evaluation.table.question_fingerprints)) >= MIN_QUESTIONS
 
 
-class _Fold(NamedTuple):
-    """A fifth of the questions, and the gate that was chosen on the other questions.
-
-    Attributes:
-        rows: Mask of the questions.
-        choice: The gate and its threshold; None if every gate loses too many answers.
-    """
-
-    rows: BoolArray
-    choice: GateSetting | None
-
-
-def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> list[_Fold]:
-    """Split the questions into fifths, and choose a gate for each on the others. Repeated questions share a fold."""
-    hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
-    fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
-    needs_by_gate = _list_needs(evaluation)
-    masks = [fold_of_row == number for number in range(FOLDS)]
-    masks = [rows for rows in masks if rows.any() and not rows.all()]  # with few questions, a fold may be empty
-    return [_Fold(rows, choose_gate(needs_by_gate, answers, ~rows, max_loss)) for rows in masks]
-
-
 # --- measurement ----------------------------------------------------------------------------------
 
 
 def _measure_effect(
-    evaluation: Evaluation, recommendation: Recommendation, answers: CorrectAnswers, skips: BoolArray, right: BoolArray
+    evaluation: Evaluation, recommendation: Recommendation, outcomes: GateOutcomes, skips: BoolArray, right: BoolArray
 ) -> Recommendation:
     """Add the measured effect to a recommendation: skipped searches, and accuracy against always retrieving.
 
     Args:
         evaluation: The evaluation, for its number of resamples and its slices.
         recommendation: The gate and threshold, or never retrieving.
-        answers: Grades of both answers to each question.
+        outcomes: Grades of both answers to each question.
         skips: Whether each search is skipped, by a gate and threshold that were chosen without this question.
         right: Whether the final answer to each question is then right.
     """
     # 1 if only the gate is right, -1 if only always retrieving is.
-    changes = right.astype(float) - answers.open_book_right
-    gains = _compute_gains(changes, answers, skips)
+    changes = right.astype(float) - outcomes.open_book_right
+    gains = _compute_gains(changes, outcomes, skips)
     columns = [recommendation.skips.astype(float), skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
     measured = replace(
@@ -364,14 +351,14 @@ def _measure_effect(
     return replace(measured, gain=gain, beats_chance=beats_chance, likely_beats_chance=likely_beats_chance)
 
 
-def _compute_gains(changes: FloatArray, answers: CorrectAnswers, held_out_skips: BoolArray) -> FloatArray:
+def _compute_gains(changes: FloatArray, outcomes: GateOutcomes, held_out_skips: BoolArray) -> FloatArray:
     """Return how much better each answer is than with random skips.
 
     A change is 1 if an answer became right, -1 if it became wrong. Random skips would be as many.
     """
     # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
-    arbiter_changes = answers.retrieved.astype(float) - answers.open_book_right
-    mean_skip_change = float(answers.closed_book_right.mean() - answers.retrieved.mean())
+    arbiter_changes = outcomes.retrieved_right.astype(float) - outcomes.open_book_right
+    mean_skip_change = float(outcomes.closed_book_right.mean() - outcomes.retrieved_right.mean())
     gains: FloatArray = changes - arbiter_changes - held_out_skips * mean_skip_change
     return gains
 

@@ -9,7 +9,7 @@ questions that have it. If no question has it, the saving is unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
@@ -18,19 +18,15 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from knowgate.core.options import Options, option
-from knowgate.errors import BadInput
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion
 
-COST_MEASURES = ("seconds", "prompt", "completion", "gpu")
 # Attributes of TrafficEvent that hold costs.
 COST_STAGES = ("reading", "closed_book_cost", "open_book_cost", "closed_book_only_cost")
 SECONDS_PER_HOUR = 3_600
-UNKNOWN_AMOUNT = math.nan
 MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Costs = Mapping[str, FloatArray]  # measure -> amount of each question
 
 
 class Prices(Options):
@@ -78,12 +74,7 @@ class Prices(Options):
 
     def to_dict(self) -> dict[str, float]:
         """Convert the prices to plain data. `llm_call` is included only if given."""
-        prices = {
-            "retrieval": self.search,
-            "input_token": self.input_token,
-            "output_token": self.output_token,
-            "gpu_hour": self.gpu_hour,
-        }
+        prices = {"retrieval": self.search, **self.model_dump(include={"input_token", "output_token", "gpu_hour"})}
         if "llm_call" in self.model_fields_set:
             prices["llm_call"] = self.llm_call
         return prices
@@ -107,8 +98,8 @@ class PolicyCost:
     """
 
     searches: float
-    prompt: float | None
-    completion: float | None
+    prompt: float | None = None
+    completion: float | None = None
     gpu: float | None = None
     lost: Proportion | None = None
     calls: float | None = None
@@ -151,8 +142,7 @@ class PolicyCost:
 TOKEN_COUNT = Prices(token=1.0)  # at these prices, the cost is the number of tokens
 
 
-@dataclass(frozen=True, slots=True)
-class EventCost:
+class EventCost(NamedTuple):
     """Cost of one stage of answering a question. Unknown amounts are NaN.
 
     Attributes:
@@ -162,10 +152,10 @@ class EventCost:
         gpu: Seconds that the LLM computes, without searches.
     """
 
-    seconds: float = UNKNOWN_AMOUNT
-    prompt: float = UNKNOWN_AMOUNT
-    completion: float = UNKNOWN_AMOUNT
-    gpu: float = UNKNOWN_AMOUNT
+    seconds: float = math.nan
+    prompt: float = math.nan
+    completion: float = math.nan
+    gpu: float = math.nan
 
 
 class AnswerGrades(NamedTuple):
@@ -245,20 +235,13 @@ class ReplayResult:
 class Traffic:
     """Logged questions, with needs and costs as arrays.
 
-    Costs are stored by stage, such as 'reading', and measure, such as seconds.
+    Costs are stored by stage, such as 'reading', and measure, which is a field of `EventCost`.
 
     Attributes:
         events: The questions.
-
-    Raises:
-        BadInput: There are no questions.
     """
 
     events: Sequence[TrafficEvent]
-
-    def __post_init__(self) -> None:
-        if not self.events:
-            raise BadInput("the log contains no questions. First save JSON output of `knowgate ask` in it.")
 
     @cached_property
     def needs(self) -> FloatArray:
@@ -266,26 +249,19 @@ class Traffic:
         return np.array([event.need for event in self.events])
 
     @cached_property
-    def recorded_costs(self) -> dict[str, dict[str, FloatArray]]:
-        """Recorded cost per question, by stage and measure; NaN where it is unknown."""
-        recorded = {}
-        for stage in COST_STAGES:
-            costs = [getattr(event, stage) for event in self.events]
-            recorded[stage] = {name: np.array([getattr(cost, name) for cost in costs]) for name in COST_MEASURES}
-        return recorded
+    def recorded_costs(self) -> dict[str, FloatArray]:
+        """Recorded costs by stage, as an array (measures x questions); NaN where a cost is unknown."""
+        costs_by_stage = {stage: [getattr(event, stage) for event in self.events] for stage in COST_STAGES}
+        return {stage: np.array(list(zip(*costs, strict=True))) for stage, costs in costs_by_stage.items()}
 
     @cached_property
-    def costs(self) -> dict[str, dict[str, FloatArray]]:
-        """Cost per question, by stage and measure. Unknown amounts become the mean."""
-        filled = {}
-        for stage, columns in self.recorded_costs.items():
-            filled[stage] = {measure: _fill_with_mean(column) for measure, column in columns.items()}
-        return filled
+    def costs(self) -> dict[str, FloatArray]:
+        """Costs by stage, as an array (measures x questions). Unknown amounts become the mean."""
+        return {stage: np.array(list(map(_fill_with_mean, costs))) for stage, costs in self.recorded_costs.items()}
 
     def count_known(self, stage: str) -> int:
         """Count the questions with any recorded cost of a stage."""
-        amounts = np.array(list(self.recorded_costs[stage].values()))  # measures x questions; NaN if not recorded
-        is_known = ~np.isnan(amounts).all(axis=0)
+        is_known = ~np.isnan(self.recorded_costs[stage]).all(axis=0)
         return int(is_known.sum())
 
     @cached_property
@@ -321,14 +297,15 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     """
     retrieve = traffic.needs > threshold
     n_retrieved = int(retrieve.sum())
-    has_evidence = _has_evidence(traffic, threshold)
+    skipped = [event for event in traffic.events if event.need <= threshold]
+    known = [event for event in skipped if event.loses_answer is not None]
+    has_evidence = _has_evidence(skipped, known)
     risks = {}
     for kind, events in traffic.checks.items():
         risk = estimate_proportion(bool(event.need <= threshold and event.loses_answer) for event in events)
         risks[kind] = risk if has_evidence else replace(risk, value=None, low=None, high=None)
-    known = sum(event.loses_answer is not None and event.need <= threshold for event in traffic.events)
     savings = _compute_savings(traffic, retrieve, prices)
-    return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, known, has_evidence)
+    return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, len(known), has_evidence)
 
 
 def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> dict[str, SavedAmount | None]:
@@ -345,18 +322,15 @@ def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> d
     }
 
 
-def _has_evidence(traffic: Traffic, threshold: float) -> bool:
-    """Return whether enough skipped questions have both answers to measure the risk. Label runs always have both."""
-    skipped = [event for event in traffic.events if event.need <= threshold]
-    if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
+def _has_evidence(skipped: Sequence[TrafficEvent], known: Sequence[TrafficEvent]) -> bool:
+    """Return whether enough skipped questions have both answers (`known`) to measure the risk."""
+    if all(event.retrieved is None for event in skipped):  # a label run, which has both answers, or nothing is skipped
         return True
-    with_both_answers = [event for event in skipped if event.loses_answer is not None]
     # Questions that were retrieved for in the log are newly skipped at this threshold.
     n_newly_skipped = sum(bool(event.retrieved) for event in skipped)
-    n_newly_known = sum(bool(event.retrieved) for event in with_both_answers)
-    if n_newly_known < min(MIN_KNOWN_QUESTIONS, n_newly_skipped):
-        return False
-    return len(with_both_answers) >= MIN_KNOWN_QUESTIONS
+    n_newly_known = sum(bool(event.retrieved) for event in known)
+    needed = min(MIN_KNOWN_QUESTIONS, n_newly_skipped)
+    return n_newly_known >= needed and len(known) >= MIN_KNOWN_QUESTIONS
 
 
 def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:
@@ -378,35 +352,30 @@ def measure_never_cost(traffic: Traffic) -> PolicyCost:
 
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
     """Measure the mean cost per question with a gate. `retrieve` holds the decision on each question."""
-    costs = {}
-    for measure in COST_MEASURES:
-        search, skip = traffic.costs["open_book_cost"][measure], traffic.costs["closed_book_cost"][measure]
-        answering = np.where(retrieve, search, skip)
-        costs[measure] = traffic.costs["reading"][measure] + answering
+    costs = traffic.costs
+    answering = np.where(retrieve, costs["open_book_cost"], costs["closed_book_cost"])
     calls = _count_gated_calls(traffic, retrieve)
-    cost = _average_costs(traffic, retrieve, costs, calls, has_arbiter=True)
+    cost = _average_costs(traffic, retrieve, costs["reading"] + answering, calls, has_arbiter=True)
     is_searched = retrieve | [event.always_searches for event in traffic.events]
     return replace(cost, searches=float(is_searched.mean()))
 
 
 def _average_costs(
-    traffic: Traffic, retrieve: BoolArray, costs: Costs, calls: float | None, *, has_arbiter: bool = False
+    traffic: Traffic, retrieve: BoolArray, costs: FloatArray, calls: float | None, *, has_arbiter: bool = False
 ) -> PolicyCost:
     """Average the costs of all questions, and compare their answers with those of always retrieving.
 
     Args:
         traffic: The questions.
         retrieve: Whether each question is retrieved for.
-        costs: Cost of each question, by measure: 'seconds', 'prompt', 'completion' and 'gpu'.
+        costs: Cost of each question (measures x questions).
         calls: Mean number of LLM calls per question; None if unknown.
         has_arbiter: Whether an arbiter chooses the answer after a search.
     """
-    means: dict[str, float | None] = {}
-    for name, amounts in costs.items():
-        mean = float(amounts.mean())
-        means[name] = None if math.isnan(mean) else mean
+    means = zip(EventCost._fields, costs.mean(axis=1).tolist(), strict=True)
+    known_means = {name: mean for name, mean in means if not math.isnan(mean)}
     lost, gained = _compare_answers(traffic, retrieve, has_arbiter=has_arbiter)
-    return PolicyCost(searches=float(retrieve.mean()), **means, lost=lost, calls=calls, gained=gained)
+    return PolicyCost(searches=float(retrieve.mean()), lost=lost, calls=calls, gained=gained, **known_means)
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:

@@ -154,18 +154,19 @@ def _rank_source(
 
 def _rank_for_answers(
     rows: Sequence[Preference], sources: Sequence[HeldOutPreferences], rerankers: Mapping[str, Reranker]
-) -> list[ranking.Ranker]:
+) -> ranking.RankerScores:
     """Rank the passages that LLMs answer with: by rerankers, and by one oracle per source."""
-    rankers = [ranker for ranker in ranking.rank_with_all(rows, rerankers) if ranker.name != ORACLE]
-    return [*rankers, *build_oracle_rankers(rows, sources)]
+    rankers = ranking.rank_with_all(rows, rerankers)
+    del rankers[ORACLE]
+    return rankers | build_oracle_rankers(rows, sources)
 
 
-def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:
+def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> ranking.RankerScores:
     """Build an oracle per source, which ranks passages by how much they helped the LLM.
 
     A source that did not measure all candidates of the rows is left out.
     """
-    oracles = []
+    oracles: ranking.RankerScores = {}
     for source in sources:
         shifts: dict[tuple[str, str, str], float] = {}  # how much each passage changed the confidence of the LLM
         for row in source.rows:
@@ -175,7 +176,7 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
             scores = [[shifts[row.id, item.id, item.text] for item in row.candidates] for row in rows]
         except KeyError:
             continue  # the source did not measure this candidate
-        oracles.append(ranking.Ranker(f"{ORACLE}, {source.name}", scores))
+        oracles[f"{ORACLE}, {source.name}"] = scores
     return oracles
 
 

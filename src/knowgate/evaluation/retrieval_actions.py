@@ -25,7 +25,6 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate, mcnemar_test
 
 ACTIONS = ("skip", "one", "several")  # rounds of retrieval
-SEARCH_PRICES: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)  # prices of a search, in correct answers
 
 
 @dataclass(frozen=True)
@@ -115,32 +114,17 @@ def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: 
 
 
 def measure_actions(
-    gate: str, training: ActionOutcomes, test: ActionOutcomes, prices: Sequence[float], bootstrap: Bootstrap
-) -> list[ActionResult]:
-    """Measure a gate that chooses one of three actions, at each search price.
-
-    Actions: skip, retrieve once, retrieve in rounds.
+    gate: str, outcomes: ActionOutcomes, actions: NDArray[np.int64], price: float, bootstrap: Bootstrap
+) -> ActionResult:
+    """Measure accuracy and searches of the actions that a gate chose.
 
     Args:
         gate: Name of the gate.
-        training: Outcomes on which the probability that each action succeeds is fitted.
-        test: Outcomes of other questions, on which the choice is measured.
-        prices: Prices of a search, in correct answers: at 0.05, twenty searches cost as much as one correct answer is
-            worth.
+        outcomes: Outcomes of the questions.
+        actions: The action chosen for each question, as its index in `ACTIONS`.
+        price: Price of a search, in correct answers.
         bootstrap: Resamples for the intervals.
     """
-    probabilities = predict_action_success(training, test.needs)
-    results = []
-    for price in prices:
-        actions = choose_actions(probabilities, test.searches, price)
-        results.append(_measure_choice(gate, test, actions, price, bootstrap))
-    return results
-
-
-def _measure_choice(
-    gate: str, outcomes: ActionOutcomes, actions: NDArray[np.int64], price: float, bootstrap: Bootstrap
-) -> ActionResult:
-    """Measure accuracy and searches of the actions that a gate chose, as indices in `ACTIONS`."""
     right = outcomes.right[np.arange(len(actions)), actions]  # whether the chosen action answers each question right
     changes = right.astype(float) - outcomes.open_book_right
     p_value, _, _ = mcnemar_test(right, outcomes.open_book_right)
@@ -170,30 +154,26 @@ def evaluate_actions(
     Raises:
         BadSetting: No row has an answer after several rounds, or there are too few rows to fit and test.
     """
-    several_right = _get_several_right(table)
+    if table.iterative_right is None:
+        raise BadSetting(
+            "`price_wrong` needs answers after several searches, but no question has one. Leave `price_wrong` out, or label "
+            "the questions again with iterative=True."
+        )
     dev = table.is_dev  # the rows to learn from; the others are for the test
     if not dev.any() or dev.all():
         raise BadSetting(
             f"{len(table.rows)} questions are too few to compare no search, one search and several. Label more questions with "
             "`knowgate label`."
         )
-    right = np.stack([table.closed_book_right, once_right, several_right], axis=1)
+    right = np.stack([table.closed_book_right, once_right, table.iterative_right], axis=1)
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)
     results = []
     for gate in gates:
         outcomes = ActionOutcomes(gate.needs, right, table.always_right, (0.0, 1.0, table.mean_rounds))
-        results += measure_actions(gate.gate, outcomes.select(dev), outcomes.select(~dev), [price], test_bootstrap)
+        training, test = outcomes.select(dev), outcomes.select(~dev)
+        actions = choose_actions(predict_action_success(training, test.needs), test.searches, price)
+        results.append(measure_actions(gate.gate, test, actions, price, test_bootstrap))
     return results
-
-
-def _get_several_right(table: LabelTable) -> BoolArray:
-    """Return whether each answer after several searches is right. Raises BadSetting without any."""
-    if table.iterative_right is None:
-        raise BadSetting(
-            "`price_wrong` needs answers after several searches, but no question has one. Leave `price_wrong` out, or label "
-            "the questions again with iterative=True."
-        )
-    return table.iterative_right
 
 
 def build_action_table(results: Sequence[ActionResult]) -> TextTable:

@@ -172,104 +172,57 @@ def would_skip(record: Mapping[str, Any]) -> bool:
     return not record["retrieve"] or DecisionNote.WOULD_SKIP in (record.get("notes") or ())
 
 
-@dataclass(frozen=True)
-class _AnswerAmounts:
-    """Seconds and tokens of one logged answer. Unknown amounts are NaN.
-
-    Attributes:
-        reading_seconds: Time until the decision.
-        rest_seconds: Time after the decision.
-        answer_seconds: Time in which the LLM answered after the decision.
-        closed_book_prompt: Tokens of the prompt without passages.
-        open_book_prompt: Tokens of the prompt with passages.
-        draft: Tokens that were generated before the decision.
-        answer: Tokens of the answer.
-    """
-
-    reading_seconds: float
-    rest_seconds: float
-    answer_seconds: float
-    closed_book_prompt: float
-    open_book_prompt: float
-    draft: float
-    answer: float
-
-
 def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
-    """Parse the record of an answered question.
+    """Parse the record of an answered question. Unknown amounts are NaN.
 
     The log has the costs of the answer with passages, or of the one without. Those of the other are mostly unknown.
     """
     passages = _get_passages(record)
-    amounts = _parse_amounts(record, passages)
-    reading_prompt = amounts.closed_book_prompt if amounts.draft else 0.0  # a gate without a draft reads no prompt
-    reading = EventCost(amounts.reading_seconds, reading_prompt, amounts.draft, gpu=amounts.reading_seconds)
+    before, after, answering = _parse_seconds(record)
+    tokens = _parse_tokens(record, passages)
+    prompt, draft, answer = tokens["closed_prompt"], tokens["draft"], tokens["answer"]
+    drafting = EventCost(before, prompt, draft, gpu=before)
+    reading = drafting if draft else drafting._replace(prompt=0.0)  # a gate without a draft reads no prompt
     is_different = _answers_differ(record, has_passages=bool(passages))
     event = TrafficEvent(need, retrieved, reading, loses_answer=is_different)
-    if not retrieved:
-        return _add_skip_costs(event, amounts)
-    return _add_search_costs(event, amounts, has_full_draft="draft" in record)
-
-
-def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmounts:
-    """Parse the times and token counts of an answered question.
-
-    Missing times are NaN, missing prompt lengths are estimated.
-    """
-    seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
-    reading_seconds = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES) if seconds else math.nan
-    closed_book_prompt = tokens.get("closed_prompt", estimate_tokens(_get_text(record, "question")))
-    return _AnswerAmounts(
-        reading_seconds=reading_seconds,
-        rest_seconds=seconds["total"] - reading_seconds if "total" in seconds else math.nan,
-        answer_seconds=seconds.get("answer", 0.0) if seconds else math.nan,
-        closed_book_prompt=closed_book_prompt,
-        open_book_prompt=tokens.get("open_prompt", closed_book_prompt + sum(map(estimate_tokens, passages))),
-        draft=tokens.get("draft", math.nan),
-        answer=tokens.get("answer", estimate_tokens(_get_text(record, "answer"))),
+    if retrieved:
+        open_book_cost = EventCost(after, tokens["open_prompt"], answer, gpu=answering)
+        return _add_draft_costs(replace(event, open_book_cost=open_book_cost), drafting, is_whole="draft" in record)
+    rest_prompt = 0.0 if draft else prompt  # a draft has read the prompt already, and the answer continues it
+    return replace(
+        event,
+        closed_book_cost=EventCost(after, rest_prompt, _subtract(answer, draft), gpu=answering),
+        closed_book_only_cost=EventCost(before + after, prompt, answer, gpu=before + answering),
     )
 
 
-def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_draft: bool) -> TrafficEvent:
-    """Add the costs of a question answered after a search.
+def _parse_seconds(record: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the time until the decision, the time after it, and that of the LLM after it."""
+    seconds = _get_numbers(record, "seconds")
+    if not seconds:
+        return math.nan, math.nan, math.nan
+    before = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES)
+    return before, seconds.get("total", math.nan) - before, seconds.get("answer", 0.0)
 
-    Args:
-        event: The question.
-        amounts: Recorded times and token counts of the question.
-        has_full_draft: Whether the LLM wrote a whole answer without passages (a draft) before the search. Then the cost of
-            answering without a search is known. Otherwise only the length of the prompt is.
 
-    Returns:
-        The event with the costs of searching and answering after the decision (`open_book_cost`), of skipping the search
-        after the decision (`closed_book_cost`), and of answering without any gate or search (`closed_book_only_cost`).
+def _parse_tokens(record: Mapping[str, Any], passages: list[str]) -> dict[str, float]:
+    """Return the token counts of prompts, draft and answer. All but the draft are estimated if missing."""
+    tokens = {"draft": math.nan, **_get_numbers(record, "tokens")}
+    tokens.setdefault("closed_prompt", estimate_tokens(_get_text(record, "question")))
+    tokens.setdefault("open_prompt", tokens["closed_prompt"] + sum(map(estimate_tokens, passages)))
+    tokens.setdefault("answer", estimate_tokens(_get_text(record, "answer")))
+    return tokens
+
+
+def _add_draft_costs(event: TrafficEvent, drafting: EventCost, *, is_whole: bool) -> TrafficEvent:
+    """Add the costs of not searching to a question that was searched for.
+
+    They are known if the draft before the search is a whole answer. Otherwise only the length of its prompt is.
     """
-    open_book_cost = EventCost(
-        amounts.rest_seconds, amounts.open_book_prompt, completion=amounts.answer, gpu=amounts.answer_seconds
-    )
-    event = replace(event, open_book_cost=open_book_cost)
-    if not has_full_draft:
-        return replace(event, closed_book_only_cost=EventCost(prompt=amounts.closed_book_prompt))
-    nothing = EventCost(seconds=0.0, prompt=0.0, completion=0.0, gpu=0.0)  # the draft was written before the decision
-    # Without passages, all the time was spent on the draft, and the LLM computed all of this time.
-    seconds = amounts.reading_seconds
-    closed_book_only_cost = EventCost(seconds, prompt=amounts.closed_book_prompt, completion=amounts.draft, gpu=seconds)
-    return replace(event, closed_book_cost=nothing, closed_book_only_cost=closed_book_only_cost)
-
-
-def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEvent:
-    """Add the costs of a question answered without a search. If the gate read a draft, the answer continues it.
-
-    Returns:
-        The event with the costs of the answer after the decision (`closed_book_cost`), and of the whole answer
-        (`closed_book_only_cost`).
-    """
-    rest_prompt = 0.0 if amounts.draft else amounts.closed_book_prompt  # a draft has read the prompt already
-    rest_tokens = _subtract(amounts.answer, amounts.draft)
-    closed_book_cost = EventCost(amounts.rest_seconds, rest_prompt, rest_tokens, gpu=amounts.answer_seconds)
-    total_seconds = amounts.reading_seconds + amounts.rest_seconds
-    total_gpu = amounts.reading_seconds + amounts.answer_seconds
-    closed_book_only_cost = EventCost(total_seconds, amounts.closed_book_prompt, amounts.answer, gpu=total_gpu)
-    return replace(event, closed_book_cost=closed_book_cost, closed_book_only_cost=closed_book_only_cost)
+    if not is_whole:
+        return replace(event, closed_book_only_cost=EventCost(prompt=drafting.prompt))
+    nothing = EventCost(0.0, 0.0, 0.0, 0.0)  # the draft was written before the decision
+    return replace(event, closed_book_cost=nothing, closed_book_only_cost=drafting)
 
 
 def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
@@ -376,23 +329,17 @@ def _make_graded_events(
     max_draft = math.inf  # an arbiter reads the whole draft; how much a recorded gate reads is unknown
     if choices is None and table.find_recorded(gate) is None:
         max_draft = load_gate(gate).request.draft_tokens
-    events = []
-    for index, row in enumerate(table.rows):
-        draft_tokens = min(_count_known_tokens(row.closed), max_draft) if has_draft else 0.0
-        need = float(scores.needs[index])
-        event = _make_graded_event(row, need, draft_tokens + scores.extra_tokens, seconds_per_token)
-        events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
-    return events if table.open_book_right is None else _add_grades(events, table, choices)
-
-
-def _add_grades(events: list[TrafficEvent], table: LabelTable, choices: ArbiterChoices | None) -> list[TrafficEvent]:
-    """Return the events with the grades of both answers and of the one that is given after a search."""
     given_right = choices.right if choices else table.always_right
     grades = map(AnswerGrades, table.closed_book_right.tolist(), table.always_right.tolist(), given_right.tolist())
-    return [
-        replace(event, loses_answer=grade.given and not grade.closed_book, right=grade)
-        for event, grade in zip(events, grades, strict=True)
-    ]
+    events = []
+    for row, need, grade in zip(table.rows, scores.needs.tolist(), grades, strict=True):
+        draft_tokens = min(_count_known_tokens(row.closed), max_draft) if has_draft else 0.0
+        event = _make_graded_event(row, need, draft_tokens + scores.extra_tokens, seconds_per_token)
+        event = replace(event, extra_calls=scores.calls, has_draft=has_draft)
+        if table.open_book_right is not None:
+            event = replace(event, loses_answer=grade.given and not grade.closed_book, right=grade)
+        events.append(event)
+    return events
 
 
 def _get_seconds_per_token(path: Path) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput, KnowgateError, MissingExtra
-from knowgate.evaluation.first_run.labeling import MIN_POLICY_ROWS, LabeledParts
+from knowgate.evaluation.first_run.labeling import CONFIDENCE, MIN_POLICY_ROWS, LabeledParts
 from knowgate.evaluation.first_run.options import FirstRunOptions, ProgressReporter
 from knowgate.gates import default_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
@@ -41,8 +41,14 @@ NO_GUARANTEE_MESSAGE = (
     "No gate is proven yet, so knowgate retrieves for every question, except small talk and the like (knowgate rules)."
 )
 MIN_SKIP_RATE = 0.02  # a gate that skips fewer searches is not worth its upkeep
-CONFIDENCE = 0.95
 POLICY_FOLDER = "policy"
+RECORD_KEYS = {  # attributes of `GateChoice` -> keys of the progress file, which old files depend on
+    "gate": "gate",
+    "threshold": "threshold",
+    "guarantee": "proven",
+    "alternatives": "others",
+    "explanations": "said",
+}
 ALLOWED_MEAN_LOSS = 0.01  # the loss that is seen may not be larger; the loss that is proven is `max_loss`
 
 
@@ -63,32 +69,20 @@ class GateChoice:
     gate: str = ALWAYS_RETRIEVE_GATE
     threshold: float | None = None
     guarantee: str = ""
-    alternatives: tuple[str, ...] = ()
-    explanations: tuple[str, ...] = ()
+    alternatives: Sequence[str] = ()
+    explanations: Sequence[str] = ()
     is_policy: bool = False
 
     def to_record(self) -> dict[str, Any]:
         """Convert the choice to plain data for the progress file."""
-        record = {
-            "gate": self.gate,
-            "threshold": self.threshold,
-            "proven": self.guarantee,
-            "others": list(self.alternatives),
-            "said": list(self.explanations),
-        }
+        record = {key: getattr(self, name) for name, key in RECORD_KEYS.items()}
         return record | {"policy": True} if self.is_policy else record
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> GateChoice:
         """Create a choice from the data of the progress file."""
-        return cls(
-            gate=record["gate"],
-            threshold=record["threshold"],
-            guarantee=record["proven"],
-            alternatives=tuple(record["others"]),
-            explanations=tuple(record["said"]),
-            is_policy=bool(record.get("policy")),
-        )
+        values = {name: record[key] for name, key in RECORD_KEYS.items()}
+        return cls(**values, is_policy=bool(record.get("policy")))
 
 
 @dataclass(frozen=True)
@@ -106,11 +100,6 @@ class GateCandidate:
     runs: list[Path]
     description: str
     folder: Path | None = None
-
-    @property
-    def calibrated_gate(self) -> str:
-        """Folder of the calibrated copy, or else the gate itself."""
-        return str(self.folder) if self.folder and self.folder.is_dir() else self.gate
 
 
 class CalibratedCandidate(NamedTuple):
@@ -215,13 +204,11 @@ class GateSelector:
     def _is_better_than_chance(self, folder: Path) -> bool:
         """Return whether a trained gate predicts what the LLM knows, and explain it."""
         auroc = self._measure_auroc(str(folder))
-        if auroc.low is None or auroc.low <= 0.5:
-            self.explanations.append(
-                f"A gate trained on your questions is not better than chance{_format_auroc(auroc)}; it is not used."
-            )
-            return False
-        self.explanations.append(f"A gate trained on your questions predicts what the LLM knows{_format_auroc(auroc)}.")
-        return True
+        is_better = auroc.low is not None and auroc.low > 0.5
+        result = "predicts what the LLM knows" if is_better else "is not better than chance"
+        ending = "." if is_better else "; it is not used."
+        self.explanations.append(f"A gate trained on your questions {result}{_format_auroc(auroc)}{ending}")
+        return is_better
 
     def _show_fit(self, progress: FitProgress) -> None:
         """Report the progress of training."""
@@ -246,14 +233,14 @@ class GateSelector:
             candidate: The gate.
             delta: Allowed probability that the proof is wrong.
         """
-        options = {"max_loss": self.max_loss, "confidence": 1 - delta, "out": candidate.folder}
         n = count_graded_questions(candidate.runs)
         if n < compute_required_rows(self.max_loss, delta):
             reason = describe_required_questions(n, self.max_loss, delta)
         else:
             try:
                 # Nothing is held out, because the part 'test' is kept to measure the threshold.
-                calibration = calibrate(candidate.gate, candidate.runs, **options, held_out=0)
+                options = {"max_loss": self.max_loss, "confidence": 1 - delta, "out": candidate.folder, "held_out": 0}
+                calibration = calibrate(candidate.gate, candidate.runs, **options)
                 return CalibratedCandidate(candidate, calibration)
             except KnowgateError as error:
                 reason = str(error)
@@ -267,15 +254,16 @@ class GateSelector:
             calibrated: Candidates whose threshold was calibrated.
             candidates: All candidates that were tried.
         """
+        tried = [str(each.folder) if each.folder and each.folder.is_dir() else each.gate for each in candidates]
+        useful = []
         for each in calibrated:
-            if not each.is_useful:
+            if each.is_useful:
+                useful.append(each)
+            else:
                 self.explanations.append(f"Of {each.candidate.description}: {_explain_useless(each)}")
-        tried = tuple(candidate.calibrated_gate for candidate in candidates)
-        useful = [each for each in calibrated if each.is_useful]
         if not useful:
-            return GateChoice(alternatives=tried, explanations=tuple(self.explanations))
-        best = max(useful, key=lambda each: each.skip_rate)
-        return self._make_choice(best, tried)
+            return GateChoice(alternatives=tried, explanations=self.explanations)
+        return self._make_choice(max(useful, key=lambda each: each.skip_rate), tried)
 
     def _make_choice(self, best: CalibratedCandidate, tried: Sequence[str]) -> GateChoice:
         """Describe the choice of the best gate. The other tried gates are its alternatives."""
@@ -286,8 +274,8 @@ class GateSelector:
             chosen,
             threshold=None if candidate.folder else best.calibration.threshold,  # a folder stores its threshold
             guarantee=guarantee,
-            alternatives=tuple(gate for gate in tried if gate != chosen),
-            explanations=(f"Chosen: {candidate.description}. {skipped} {guarantee}", *self.explanations),
+            alternatives=[gate for gate in tried if gate != chosen],
+            explanations=[f"Chosen: {candidate.description}. {skipped} {guarantee}", *self.explanations],
         )
 
 
@@ -308,10 +296,6 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
     if n < MIN_POLICY_ROWS:
         return None
     reporter.say(f"Fitting a policy on {n} questions: gate, arbiter and threshold together. This takes some minutes.")
-
-    def show(progress: FitProgress) -> None:
-        reporter.show("fitting a policy", progress.done, progress.total, progress.unit)
-
     try:
         policy = fit_policy(
             runs,
@@ -319,7 +303,7 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
             max_loss=min(ALLOWED_MEAN_LOSS, options.max_loss),
             loss_bound=options.max_loss,
             seed=options.seed,
-            watch=show,
+            watch=lambda progress: reporter.show("fitting a policy", progress.done, progress.total, progress.unit),
         )
     except KnowgateError as error:
         reporter.warn(f"No policy was fitted: {error} A gate is chosen instead.")

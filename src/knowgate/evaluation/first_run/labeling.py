@@ -281,9 +281,9 @@ def report_plan(n_questions: int, max_loss: float, reporter: ProgressReporter) -
 def report_label_time(
     questions: Sequence[Question], n_labeled: int, model: Model, retriever: Retriever, reporter: ProgressReporter
 ) -> None:
-    """Time one question and report how long labeling will take.
+    """Time the last question and report how long labeling will take.
 
-    If the LLM fails on this question, another one is timed.
+    If the LLM fails on it, the first question is timed.
 
     Args:
         questions: The questions to label.
@@ -295,19 +295,14 @@ def report_label_time(
     n = len(questions) - n_labeled
     if n <= 0:
         return
-    seconds = _time_one(questions, model, retriever)
+    try:
+        seconds = time_question(questions[-1], model, retriever)
+    except ModelError:
+        seconds = time_question(questions[0], model, retriever)
     rest = "Choosing a gate and the report take a minute more."
     if len(questions) >= POLICY_QUESTIONS:
         rest = "Fitting a policy takes some minutes more."
     reporter.say(f"Labeling {n} questions takes {format_duration(n * seconds)} ({seconds:.1f} s each). {rest}")
-
-
-def _time_one(questions: Sequence[Question], model: Model, retriever: Retriever) -> float:
-    """Return the seconds for the last question, or for the first one if the LLM fails on the last."""
-    try:
-        return time_question(questions[-1], model, retriever)
-    except ModelError:
-        return time_question(questions[0], model, retriever)
 
 
 def time_question(question: Question, model: Model, retriever: Retriever) -> float:

@@ -56,11 +56,7 @@ class FirstRunOptions(Options):
 
     def to_record(self) -> dict[str, Any]:
         """Convert to plain data for the progress file. Passwords and keys in URLs are removed."""
-        record = {name: getattr(self, name) for name in type(self).model_fields}
-        for name, value in record.items():
-            if isinstance(value, str | Path):
-                record[name] = redact_urls(str(value))
-        return record
+        return {name: redact_urls(str(value)) if isinstance(value, str | Path) else value for name, value in self}
 
 
 # --- reporting ------------------------------------------------------------------------------------
@@ -149,8 +145,7 @@ def open_progress(folder: Path, options: FirstRunOptions) -> ProgressFile:
     """
     check_output_folder(folder, [PROGRESS_FILE, INDEX_FOLDER, f".{INDEX_FOLDER}.lock"], "a first run's")
     earlier = read_progress(folder)
-    finished_steps = earlier.steps if earlier else {}
-    return ProgressFile(folder, options.to_record(), finished_steps)
+    return ProgressFile(folder, options.to_record(), earlier.steps if earlier else {})
 
 
 def read_progress(folder: Path) -> ProgressFile | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -117,15 +117,9 @@ def write_first_run_questions(
     settings = {"index": fingerprint, "writer": model.fingerprint, "prompts": prompts, "seed": options.seed}
     source = sha256_text(*map(str, settings.values()))[:16]
     folder = WrittenQuestionFolder(options.out / "written" / source[:8])
-    max_passages = max(MIN_PASSAGES, PASSAGES_PER_QUESTION * options.count)
-
-    def show(done: int, total: int, usable: int) -> None:
-        reporter.show("writing questions", done, total, "passages", f"{usable} usable questions")
-
     with folder.exclusive():
         folder.start(settings, {})
-        writer = QuestionWriter(model, folder, show)
-        writer.write(iterate_passages_by_document(index, options.seed), options.count, max_passages)
+        _write_rows(folder, model, index, options, reporter)
     reporter.say(_describe_written(folder, model.name))
     _check_written(folder, model.name, min(MIN_WRITTEN_QUESTIONS, options.count))
     every = folder.questions
@@ -145,7 +139,7 @@ def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) ->
 
 def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
     """Say how many usable questions the model wrote, and why others were rejected."""
-    rejected, usable = folder.rejection_reasons, len(folder.questions)
+    rejected, usable = Counter(row["refused"] for row in folder.written() if row["refused"]), len(folder.questions)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in rejected.most_common())
     result = f"{model} wrote {usable} usable questions from {usable + rejected.total()} passages"
     note = f" (rejected: {reasons})" if reasons else ""
@@ -183,54 +177,44 @@ class WrittenQuestionFolder(RowFolder):
         """The usable questions, in the order they were written."""
         return [_make_question(row) for row in self.written() if not row["refused"]]
 
-    @property
-    def rejection_reasons(self) -> Counter[str]:
-        """Why the other questions were rejected."""
-        return Counter(row["refused"] for row in self.written() if row["refused"])
+
+def _write_rows(
+    folder: WrittenQuestionFolder, model: Model, index: str, options: FirstRunOptions, reporter: ProgressReporter
+) -> None:
+    """Write one question per passage, until enough are usable or too many passages were tried."""
+    rows, count = folder.written(), options.count
+    # Fingerprints of the usable questions. `_make_row` adds new ones to this set.
+    usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
+    max_passages = max(MIN_PASSAGES, PASSAGES_PER_QUESTION * count)
+    n_to_try = 0 if len(usable) >= count else max_passages - len(rows)
+    passages = iterate_passages_by_document(index, options.seed)
+    pending = _select_passages(passages, {row["id"] for row in rows}, n_to_try)
+    done, total = len(rows), len(rows) + len(pending)
+
+    def show() -> None:
+        reporter.show("writing questions", done, total, "passages", f"{len(usable)} usable questions")
+
+    show()
+    for batch in LocalRunner(largest=32).run(pending, lambda questions: _write_batch(model, questions, usable)):
+        folder.append_records(batch)
+        done += len(batch)
+        show()
+        if len(usable) >= count:
+            return
 
 
-@dataclass(frozen=True)
-class QuestionWriter:
-    """Lets an LLM write questions about passages, a batch at a time, until there are enough.
+def _write_batch(model: Model, passages: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
+    """Let the LLM write one question for each passage, and return the rows to store.
 
-    Attributes:
+    Args:
         model: The LLM.
-        folder: Where rows are stored.
-        on_progress: Called with the number of passages tried, the maximum number, and the number of usable questions.
+        passages: Placeholder questions, each with a passage as its only context, because runners take questions.
+        seen: Fingerprints of usable questions so far; new ones are added.
     """
-
-    model: Model
-    folder: WrittenQuestionFolder
-    on_progress: Callable[[int, int, int], None]
-
-    def write(self, passages: Iterable[IndexedPassage], count: int, max_passages: int) -> None:
-        """Write one question per passage until `count` are usable or `max_passages` are tried."""
-        rows = self.folder.written()
-        # Fingerprints of the usable questions. `_write_batch` adds new ones to this set.
-        usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
-        n_to_try = 0 if len(usable) >= count else max_passages - len(rows)
-        pending = _select_passages(passages, {row["id"] for row in rows}, n_to_try)
-        done = len(rows)
-        total = len(rows) + len(pending)
-        self.on_progress(done, total, len(usable))
-        for batch in LocalRunner(largest=32).run(pending, lambda questions: self._write_batch(questions, usable)):
-            self.folder.append_records(batch)
-            done += len(batch)
-            self.on_progress(done, total, len(usable))
-            if len(usable) >= count:
-                return
-
-    def _write_batch(self, passages: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
-        """Let the LLM write one question for each passage, and return the rows to store.
-
-        Args:
-            passages: Placeholder questions, each with a passage as its only context, because runners take questions.
-            seen: Fingerprints of usable questions so far; new ones are added.
-        """
-        is_local = self.model.depth > 0  # a local LLM continues a raw text, others answer a chat message
-        prompts = [build_question_prompt(passage.contexts[0], raw=is_local) for passage in passages]
-        texts = [samples[0].text for samples in self.model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)]
-        return [_make_row(passage, text, seen) for passage, text in zip(passages, texts, strict=True)]
+    is_local = model.depth > 0  # a local LLM continues a raw text, others answer a chat message
+    prompts = [build_question_prompt(passage.contexts[0], raw=is_local) for passage in passages]
+    texts = [samples[0].text for samples in model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)]
+    return [_make_row(passage, text, seen) for passage, text in zip(passages, texts, strict=True)]
 
 
 def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: int) -> list[Question]:

@@ -135,15 +135,15 @@ class _FirstRun:
         if not self.options.docs:
             return self.options.index
         folder = self.options.out / INDEX_FOLDER
-        report = build_index(self.options.docs, folder, progress=self._show_indexing)
+
+        def show(stage: str, done: int, total: int) -> None:
+            self.reporter.show(f"indexing: {stage}", done, total, STAGE_UNITS.get(stage, "passages"))
+
+        report = build_index(self.options.docs, folder, progress=show)
         self.reporter.say(f"Documents: {report.documents}, in {report.passages} passages.")
         if report.problems:
             self.reporter.warn(report.summarize_problems())
         return str(folder)
-
-    def _show_indexing(self, stage: str, done: int, total: int) -> None:
-        """Report the progress of indexing."""
-        self.reporter.show(f"indexing: {stage}", done, total, STAGE_UNITS.get(stage, "passages"))
 
     def _write_questions(self, index: str, retriever: Retriever, model: Model) -> FirstRunQuestions:
         """Let an LLM write questions from the passages of the index."""
@@ -168,20 +168,17 @@ class _FirstRun:
         return labeled
 
     def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
-        """Choose a gate, or reuse the recorded choice for the same inputs."""
+        """Fit a policy or, with too few questions, select a gate. A recorded choice for the same inputs is reused."""
+        options = self.options
 
         def work() -> dict[str, Any]:
-            return {"choice": self._choose_gate(labeled, model).to_record()}
+            policy = fit_first_policy(labeled, options, self.reporter)
+            choice = policy or GateSelector(labeled, model, options.out, options.max_loss, self.reporter).select()
+            return {"choice": choice.to_record()}
 
-        inputs = (labeled.key, self.options.max_loss, ALWAYS_RETRIEVE_GATE)
+        inputs = (labeled.key, options.max_loss, ALWAYS_RETRIEVE_GATE)
         result = self.progress.run_step("gate", inputs, work, self._list_gate_folders)
         return GateChoice.from_record(result["choice"])
-
-    def _choose_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
-        """Fit a policy or, with too few questions, select a gate."""
-        options = self.options
-        policy = fit_first_policy(labeled, options, self.reporter)
-        return policy or GateSelector(labeled, model, options.out, options.max_loss, self.reporter).select()
 
     def _list_gate_folders(self, result: dict[str, Any]) -> list[Path]:
         """List the folders of the gates that this run has written."""
@@ -200,14 +197,18 @@ class _FirstRun:
         return str(self.progress.run_step("report", inputs, work, lambda result: [self._page])["verdict"])
 
     def _write_config(self, choice: GateChoice, caveats: list[str]) -> Path:
-        """Write the settings file and return its path; warn if the user's own file was kept instead."""
+        """Write the settings file and return its path. A file changed by the user is kept, with a warning."""
+        config = self.options.config
         written_before = self.progress.steps.get("settings", {}).get("hash", "")
-        file = write_config(self.options, choice, caveats, written_before)
-        if file == self.options.config:
+        may_overwrite = not config.exists() or hash_config(config) == written_before
+        file = config if may_overwrite else self.options.out / "knowgate.toml"
+        write_text(file, render_config(self.options, choice, caveats))
+        load_settings(file)  # fails at once if we wrote something invalid
+        if file == config:
             self.progress.steps["settings"] = {"hash": hash_config(file)}
             self.progress.save()
         else:
-            self.reporter.warn(f"{self.options.config} was not written by this first run and stays as it is.")
+            self.reporter.warn(f"{config} was not written by this first run and stays as it is.")
         return file
 
 
@@ -256,15 +257,6 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
 
 
 # --- settings file --------------------------------------------------------------------------------
-
-
-def write_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str], written_before: str) -> Path:
-    """Write the settings file and return its path. A file changed by the user is not overwritten."""
-    may_overwrite = not options.config.exists() or hash_config(options.config) == written_before
-    file = options.config if may_overwrite else options.out / "knowgate.toml"
-    write_text(file, render_config(options, choice, caveats))
-    load_settings(file)  # fails at once if we wrote something invalid
-    return file
 
 
 def hash_config(file: Path) -> str:

@@ -41,33 +41,33 @@ def render_boundary_page(runs: Sequence[RunReport]) -> str:
 
 def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     """Build the HTML sections that show what LLMs know: warnings first, then a summary, charts, and all tables."""
-    counts = [run.boundary.counts for run in runs]
-    cautions = [describe_synthetic(count.synthetic, count.rows) for count in counts]
-    # The sections on effects need samples, which imported answers lack. If a run has no passages, they say so.
-    lacks_passages = not all(count.with_open for count in counts)
-    has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
-    has_savings = lacks_passages or any(run.boundary.savings[name] is not None for run in runs for name in INDICATORS)
-    shown = {"effects": has_effects, "savings": has_savings, **_list_optional_parts(runs)}
+    cautions = [describe_synthetic(run.boundary.counts.synthetic, run.boundary.counts.rows) for run in runs]
+    shown = _list_shown_parts(runs)
     definitions = html.render_definitions({name: INTROS[name] for name in INTROS if shown.get(name, True)})
     all_tables = [html.render_table(table) for table in tables.build_boundary_tables(runs)]
+    table_parts = [*all_tables, definitions]
     return [
         html.render_cautions([text for text in cautions if text]),
         _build_summary_section(runs),
         _build_accuracy_section(runs),
-        _build_saving_section(runs) if has_savings else "",
+        _build_saving_section(runs) if shown["savings"] else "",
         *(_build_extremes_section(runs, name) for name in ("harmed", "helped")),
-        _build_effect_section(runs) if has_effects else "",
-        html.render_folded_section(
-            "tables", "All tables", "What each table means is below.", [*all_tables, definitions]
-        ),
+        _build_effect_section(runs) if shown["effects"] else "",
+        html.render_folded_section("tables", "All tables", "What each table means is below.", table_parts),
     ]
 
 
-def _list_optional_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
-    """Return whether the page shows masked answers, copying and slices."""
+def _list_shown_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
+    """Return whether the page shows each of its optional parts."""
+    boundaries = [run.boundary for run in runs]
+    # The sections on effects need samples, which imported answers lack. If a run has no passages, they say so.
+    lacks_passages = not all(boundary.counts.with_open for boundary in boundaries)
+    savings = [boundary.savings[name] for boundary in boundaries for name in INDICATORS]
     return {
+        "effects": lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES),
+        "savings": lacks_passages or any(curve is not None for curve in savings),
         "mask": _has_masked_answers(runs),
-        "copying": any(run.boundary.copying is not None for run in runs),
+        "copying": any(boundary.copying is not None for boundary in boundaries),
         "slices": bool(tables.build_run_slice_tables(runs)),
     }
 
@@ -208,7 +208,10 @@ def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
     """Draw a stacked bar per run: known, harmed, helped and hopeless questions."""
     groups = []
     for run in runs:
-        bars = [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()]
+        bars = []
+        for name, share in compute_knowledge_shares(run).items():
+            text, css_class = KNOWLEDGE_PARTS[name]
+            bars.append(Bar(share, css_class, f"{text}: {format_percent(share)}", label=format_percent(share)))
         groups.append(BarGroup(run.name, bars))
     area = PlotArea(Axis(""), Axis("share of questions"))
     chart = charts.draw_bar_chart(area, groups, "What the LLM knows", is_stacked=True)
@@ -227,19 +230,8 @@ def compute_knowledge_shares(run: RunReport) -> dict[str, float]:
         return {} if known is None else {"known": known, "hopeless": 1 - known}
     # Neutral questions have the same grade both ways: some are right, the others wrong.
     right_both_ways = max(0, accuracy.open.hits - benefit.helps)
-    counts = {
-        "known": right_both_ways,
-        "harmed": benefit.hurts,
-        "helped": benefit.helps,
-        "hopeless": benefit.neutral - right_both_ways,
-    }
-    return {name: max(0, count) / n for name, count in counts.items()}
-
-
-def _make_part_bar(name: str, share: float) -> Bar:
-    """Make the bar of one part of the questions: known, harmed, helped or hopeless."""
-    text, css_class = KNOWLEDGE_PARTS[name]
-    return Bar(share, css_class, f"{text}: {format_percent(share)}", label=format_percent(share))
+    counts = (right_both_ways, benefit.hurts, benefit.helps, benefit.neutral - right_both_ways)
+    return {name: max(0, count) / n for name, count in zip(KNOWLEDGE_PARTS, counts, strict=True)}
 
 
 def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
@@ -293,10 +285,11 @@ def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
     """
     lines: list[PlotLine] = []
     descriptions: list[str] = []
-    curves = [(run.name, run.boundary.savings[indicator]) for run in runs]
-    known_curves = [(name, curve) for name, curve in curves if curve is not None]
-    for number, (name, curve) in enumerate(known_curves):
-        lines += _make_saving_lines(name, curve, number)
+    for run in runs:
+        name, curve = run.name, run.boundary.savings[indicator]
+        if curve is None:
+            continue
+        lines += _make_saving_lines(name, curve, number=len(descriptions))
         always, never = format_percent(curve.always), format_percent(curve.never)
         descriptions.append(f"{name}: {always} right with every search, {never} with none")
     if not lines:

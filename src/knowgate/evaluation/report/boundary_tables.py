@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from knowgate.core.display import MISSING_VALUE, NOT_DEFINED, TextTable, format_number, format_percent, format_points
 from knowgate.data.runs.rows import FREQUENCY_THIRDS, SLICE_DIMENSIONS, LabelRow
-from knowgate.evaluation.boundary import EffectInterval, RunReport, measure_retrieval_change
+from knowgate.evaluation.boundary import NOT_RECORDED, EffectInterval, RunReport, measure_retrieval_change
 from knowgate.evaluation.boundary_measures import (
     INDICATORS,
     NOT_GIVEN,
@@ -20,7 +20,6 @@ from knowgate.types.markup import shorten
 
 NO_OPEN_ANSWERS = "no open-book answers in this run"
 NO_MASK_ANSWERS = "no MASK answers in this run"
-NOT_RECORDED = "not recorded"
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book", "mask": "MASK"}
 MAX_EXTREMES = 5  # extreme questions in tables; the page shows all
 MAX_TEXT_WIDTH = 60
@@ -209,17 +208,22 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:
-    """Build a table for each dimension with several groups, such as the language."""
-    tables = [_build_slice_table(runs, dimension) for dimension in SLICE_DIMENSIONS]
-    return [table for table in tables if table is not None]
+    """Build a table for each dimension with several groups of questions, such as the language."""
+    tables = []
+    for dimension in SLICE_DIMENSIONS:
+        # For each run, its groups of questions by value.
+        groups_of_runs = [
+            {part.value: part for part in run.boundary.slices if part.dimension == dimension} for run in runs
+        ]
+        if any(len(groups) > 1 for groups in groups_of_runs):
+            tables.append(_build_slice_table(runs, dimension, groups_of_runs))
+    return tables
 
 
-def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable | None:
-    """Build the table of one dimension, such as the language. None if no run has several groups."""
-    # For each run, its groups of questions by value.
-    groups_of_runs = [{part.value: part for part in run.boundary.slices if part.dimension == dimension} for run in runs]
-    if not any(len(groups) > 1 for groups in groups_of_runs):
-        return None
+def _build_slice_table(
+    runs: Sequence[RunReport], dimension: str, groups_of_runs: Sequence[Mapping[str, RunSlice]]
+) -> TextTable:
+    """Build the table of one dimension, such as the language."""
     rows = []
     values = {value for groups in groups_of_runs for value in groups}
     for value in sorted(values, key=_get_slice_order):

@@ -35,7 +35,6 @@ class PlotArea:
         width: Width of the chart in pixels, with its margins.
         height: Height of the chart in pixels, with its margins.
         x_is_share: Whether numbers along the x axis are shown in percent.
-        y_is_share: Whether numbers along the y axis are shown in percent.
     """
 
     x: Axis
@@ -43,7 +42,6 @@ class PlotArea:
     width: int = CHART_WIDTH
     height: int = CHART_HEIGHT
     x_is_share: bool = True
-    y_is_share: bool = True
 
     def get_x(self, value: float) -> float:
         """Return the x coordinate of a value."""
@@ -72,7 +70,7 @@ def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: st
     scale = {
         "x": [LEFT, area.width - RIGHT, area.x.low, area.x.high],
         "y": [area.bottom, TOP, area.y.low, area.y.high],
-        "shares": [area.x_is_share, area.y_is_share],
+        "shares": [area.x_is_share, True],  # numbers along the y axis are always shown in percent
         "names": [area.x.title, area.y.title],
     }
     return (
@@ -87,7 +85,7 @@ def draw_grid(area: PlotArea, *, with_x_ticks: bool = True) -> Iterator[str]:
     for value in compute_ticks(area.y):
         y = area.get_y(value)
         yield f'<path class="grid" d="M{LEFT} {y:.1f}H{area.width - RIGHT}"/>'
-        yield draw_text(LEFT - 8, y + 4.5, format_tick(value, is_share=area.y_is_share), "end")
+        yield draw_text(LEFT - 8, y + 4.5, format_tick(value), "end")
     if with_x_ticks:
         for value in compute_ticks(area.x):
             yield draw_text(area.get_x(value), area.bottom + 24, format_tick(value, is_share=area.x_is_share), "middle")
@@ -220,10 +218,8 @@ def _draw_mark(area: PlotArea, mark: PlotMark, css_class: str) -> Iterator[str]:
     yield f'<circle class="dot {css_class}" cx="{x:.1f}" cy="{y:.1f}" r="5" data-tip="{tooltip}"/>'
     if mark.label:
         is_in_right_half = mark.at.x > area.x.low + (area.x.high - area.x.low) / 2
-        if is_in_right_half:
-            yield draw_text(x, y + 24, mark.label, "end", "label")
-        else:
-            yield draw_text(x + 10, y + 5, mark.label, "start", "label")
+        place = (x, y + 24, mark.label, "end") if is_in_right_half else (x + 10, y + 5, mark.label, "start")
+        yield draw_text(*place, "label")
 
 
 # --- bars -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Literal
 
 from knowgate.core.display import MISSING_VALUE, TextTable
 from knowgate.core.files import write_text
-from knowgate.evaluation.evaluation_diff import EvaluationDiff, GateDiff
+from knowgate.evaluation.evaluation_diff import EvaluationDiff, GateDiff, is_certain_fall
 from knowgate.evaluation.gate_comparison import format_estimate
 from knowgate.evaluation.report import html
 from knowgate.stats.bootstrap import Estimate
@@ -41,9 +41,8 @@ def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
 
     A change counts if its whole interval is above or below 0.
     """
-    watched = [gate for gate in diff.gates if gate.gate in diff.watched and "accuracy" in gate.changes]
-    differences = {gate.gate: gate.changes["accuracy"].difference for gate in watched}
-    fallen = {gate: change for gate, change in differences.items() if change.high is not None and change.high < 0}
+    differences = diff.watched_differences
+    fallen = {gate: change for gate, change in differences.items() if is_certain_fall(change)}
     risen = {gate: change for gate, change in differences.items() if change.low is not None and change.low > 0}
     if fallen:
         return DiffVerdict("leave", "B is worse than A.", _list_differences(fallen))

@@ -63,10 +63,9 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
         return HighlightedPolicy(
             evaluation.gate(name), threshold, recommendation.skips, recommendation.right, recommendation.is_positive
         )
-    ranked = rank_gates(evaluation)
-    if not ranked:
+    best = next(iter(rank_gates(evaluation)), None)
+    if best is None:
         return None
-    best = ranked[0]
     return HighlightedPolicy(best, best.threshold, ~best.retrieve, best.right, is_recommended=False)
 
 
@@ -107,7 +106,7 @@ def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | No
         others = [gate for gate in others if gate is not policy.gate]
         yield _make_gate_line(policy.gate, "k0 strong", mark=_make_policy_mark(policy))
     # A fitted gate must beat the best one that needs no fitting.
-    unfitted = next((gate for gate in others if _is_unfitted(gate)), None)
+    unfitted = next((gate for gate in others if gate.gate.partition(":")[0] in GATES), None)
     if unfitted:
         others = [gate for gate in others if gate is not unfitted]
         yield _make_gate_line(unfitted, "k1", suffix=" (best that needs no fitting)")
@@ -116,11 +115,6 @@ def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | No
     yield _make_gate_line(evaluation.gate("oracle"), "kink d1", suffix=" (the ceiling)")
     for number, gate in enumerate(others, start=2):  # the styles 0 and 1 are taken
         yield _make_gate_line(gate, charts.pick_line_style(number), is_visible=False)
-
-
-def _is_unfitted(gate: GateResult) -> bool:
-    """Return whether a gate needs no fitting, judged by its name."""
-    return gate.gate.partition(":")[0] in GATES
 
 
 def _make_gate_line(

@@ -106,20 +106,15 @@ def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, a
         f"Of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, LLM "
         f"calls and generated tokens are counted in the rows. Prices and seconds are options. {verdict.not_counted}".rstrip()
     )
-    remarks = [html.render_remark(reason) for reason in _explain_unknown_rows(verdict)]
+    costs = verdict.costs
+    unknown_if_none = {
+        "The rows hold no passages, so the tokens of reading them are unknown.": costs.always.prompt,
+        "The rows hold no texts of answers, so the tokens of writing them are unknown.": costs.always.completion,
+        "The gate was not timed, so its seconds are unknown.": costs.gated.decision_seconds,
+    }
+    remarks = [html.render_remark(reason) for reason, amount in unknown_if_none.items() if amount is None]
     table = html.render_table(_build_cost_table(verdict, assumptions))
     return html.render_section("money", "Money and latency", intro, [table, *remarks])
-
-
-def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
-    """Say why rows of the cost table are unknown."""
-    costs = verdict.costs
-    if costs.always.prompt is None:
-        yield "The rows hold no passages, so the tokens of reading them are unknown."
-    if costs.always.completion is None:
-        yield "The rows hold no texts of answers, so the tokens of writing them are unknown."
-    if costs.gated.decision_seconds is None:
-        yield "The gate was not timed, so its seconds are unknown."
 
 
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:

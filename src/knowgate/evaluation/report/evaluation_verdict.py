@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from knowgate.core.display import MISSING_VALUE, format_percent, format_points
 from knowgate.evaluation.cost import (
     SAVINGS_QUESTIONS,
     CostAssumptions,
     CostComparison,
     describe_prices,
-    estimate_always_cost,
     estimate_gated_cost,
-    estimate_never_cost,
     format_money,
     format_price,
 )
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Z_CERTAIN, Recommendation, recommend
-from knowgate.evaluation.replay import PolicyCost
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_points_estimate
@@ -131,9 +130,15 @@ def _compare_costs(
 
     If no gate is recommended, always retrieving takes its place.
     """
-    always_cost = estimate_always_cost(evaluation.table)
-    never_cost = estimate_never_cost(evaluation.table)
-    gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
+    table = evaluation.table
+    no_skips = np.zeros(len(table.rows), dtype=bool)
+    always_cost = estimate_gated_cost(table, no_skips, None)
+    never_cost = estimate_gated_cost(table, ~no_skips, None)
+    gated_cost = always_cost
+    if recommendation.gate:
+        gate = None if recommendation.is_without_retrieval else evaluation.gate(recommendation.gate).scores
+        has_arbiter = bool(recommendation.arbiter)
+        gated_cost = estimate_gated_cost(table, recommendation.held_out_skips, gate, has_arbiter=has_arbiter)
     return CostComparison(always_cost, never_cost, gated_cost, assumptions.prices)
 
 
@@ -150,13 +155,6 @@ def _describe_recommended_gate(
         _describe_calls(costs, assumptions.search_seconds),
         _warn_about_distance(recommendation, evaluation),
     ]
-
-
-def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> PolicyCost:
-    """Estimate the mean cost per question of the recommended gate."""
-    gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate)).scores
-    skips, has_arbiter = recommendation.held_out_skips, bool(recommendation.arbiter)
-    return estimate_gated_cost(evaluation.table, skips, gate, has_arbiter=has_arbiter)
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> str:
