@@ -203,7 +203,7 @@ def fit_judge(
     for folder, judge in zip(folders, trained, strict=True):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(judge.folder, folder)
-        files |= {f"{folder.name}/{name}": data for name, data in judge.files.items()}
+        files |= {f"{folder.name}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
     digests = [compute_adapter_digest(folder) for folder in folders]
     options = _make_judge_options(spec, trained[0], digests)
     judge_of_all = spec.load_trained(folders[0], options)
