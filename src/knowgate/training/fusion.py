@@ -111,7 +111,8 @@ def fit_fusion(
         text = not (examples.readings[0].hidden or early)
     if text:
         encoder = embedder or SentenceEmbedder()
-        inputs = replace(inputs, texts=_embed_texts(encoder, examples))
+        embeddings = embed_drafts(encoder, examples.questions, examples.readings)
+        inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
         options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
         options["wording"] = True
     heads = _fit_heads(examples, inputs)
@@ -133,12 +134,6 @@ def _collect_inputs(examples: Examples, cheap: bool, early: bool) -> FusionInput
     classifiers.check_finite(features)
     positions = ("pre",) if early else ("pre", "post")  # a decision at the first token has no draft to read
     return FusionInputs(names, features, positions)
-
-
-def _embed_texts(encoder: Embedder, examples: Examples) -> dict[str, Vector]:
-    """Turn questions and drafts into vectors, by the name of the signal."""
-    embeddings = embed_drafts(encoder, examples.questions, examples.readings)
-    return {TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)}
 
 
 def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) -> FloatArray:

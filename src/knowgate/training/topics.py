@@ -26,7 +26,7 @@ from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.stats.bootstrap import Estimate, estimate_mean
 from knowgate.stats.metrics import BoolArray
-from knowgate.stats.proportions import Proportion, estimate_proportion, format_points_estimate
+from knowgate.stats.proportions import Proportion, estimate_proportion, format_percent_estimate, format_points_estimate
 from knowgate.types import Embedder, Vector
 
 AUTO_TOPICS = "auto"
@@ -300,21 +300,13 @@ def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
         columns.append("searches of the policy")
     rows = []
     for topic in topics:
-        cells = [topic.name, str(topic.n), _format_share(topic.closed_book_accuracy)]
+        cells = [topic.name, str(topic.n), format_percent_estimate(topic.closed_book_accuracy)]
         if topic.open_book_accuracy is not None and topic.benefit is not None:
-            cells += [_format_share(topic.open_book_accuracy), format_points_estimate(topic.benefit)]
+            cells += [format_percent_estimate(topic.open_book_accuracy), format_points_estimate(topic.benefit)]
         if has_policy:
             cells.append(format_percent(topic.searches))
         rows.append(tuple(cells))
     return TextTable("By topic", tuple(columns), tuple(rows))
-
-
-def _format_share(share: Proportion) -> str:
-    """Format a share with its interval, in percent."""
-    text = format_percent(share.value)
-    if share.low is None or share.high is None:
-        return text
-    return f"{text} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def describe_extremes(topics: Sequence[TopicResult]) -> str:
