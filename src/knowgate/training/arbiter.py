@@ -166,7 +166,6 @@ def _choose_right(pairs: AnswerPairs, prefers_closed_book: BoolArray) -> BoolArr
     return np.where(prefers_closed_book & pairs.differ, pairs.closed_book_right, pairs.open_book_right)
 
 
-EXTRA = "train"
 AUTO_MODE = "auto"
 ARBITER_MODES = (AUTO_MODE, "features", "lora")
 ARBITER_METRIC_NAMES = {
@@ -226,7 +225,7 @@ def fit_arbiter(
     check_seed(seed)
     check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)  # before the training
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
-    with require_extra("fitting an arbiter", EXTRA):
+    with require_extra("fitting an arbiter", "train"):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
 
         def train(pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:

@@ -5,7 +5,6 @@ Hidden states enter through probes: one linear classifier per recorded layer and
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
@@ -123,7 +122,10 @@ def fit_fusion(
     needs = _list_needed_signals(inputs, probes)
     request = _build_request(inputs.names, probes, examples)
     tensors, notes = _merge_heads(heads)
-    score_rows = functools.partial(_compute_raw_needs, heads)
+
+    def score_rows(indices: Sequence[int]) -> FloatArray:
+        return combine_heads([head.predict(indices) for head in heads.values()])
+
     return FitResult("fusion", options, frozenset(needs), request, tensors, score_rows, notes=notes)
 
 
@@ -134,11 +136,6 @@ def _collect_inputs(examples: Examples, cheap: bool, early: bool) -> FusionInput
     classifiers.check_finite(features)
     positions = ("pre",) if early else ("pre", "post")  # a decision at the first token has no draft to read
     return FusionInputs(names, features, positions)
-
-
-def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) -> FloatArray:
-    """Compute the uncalibrated need for retrieval of the questions with these indices."""
-    return combine_heads([head.predict(indices) for head in heads.values()])
 
 
 def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, list[str]]:

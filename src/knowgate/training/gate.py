@@ -23,7 +23,6 @@ from knowgate.training.examples import Examples, Target, load_examples
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 
 FIT_ENTRY_POINTS = "knowgate.fits"
-EXTRA = "train"
 
 
 class FitOptions(Options):
@@ -95,7 +94,7 @@ def fit(
     _check_arguments(name, runs, options)
     fit_function.check_fit_options(name, function, gate_options)
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
-    with require_extra(f"fitting {name}", EXTRA):
+    with require_extra(f"fitting {name}", "train"):
         from knowgate.training.gate_artifact import save_fitted
 
         examples = _load_examples(resolve_run_paths(runs), function, options)

@@ -122,14 +122,6 @@ class RerankerTrainingOptions:
 
 
 @dataclass(frozen=True)
-class TruncationCounts:
-    """How many distinct texts were cut to the paper's token limits."""
-
-    questions: int = 0
-    passages: int = 0
-
-
-@dataclass(frozen=True)
 class WeightSelection:
     """The weights of a reranker with the best P@1 on the dev questions.
 
@@ -160,14 +152,14 @@ class TrainingLog:
         losses: Loss of each update.
         groups: Number of training examples; each is a question with its passages.
         seconds: Training time.
-        cut: Number of texts that were truncated.
+        cut: Number of distinct questions and passages that were cut to the paper's token limits.
         selection: How the weights were chosen on dev questions; None if the last weights were kept.
     """
 
     losses: tuple[float, ...]
     groups: int
     seconds: float
-    cut: TruncationCounts
+    cut: dict[str, int]
     selection: WeightSelection | None
 
 
@@ -302,7 +294,7 @@ def _train_batches(
         yield len(batch), float(loss.detach())
 
 
-def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
+def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], dict[str, int]]:
     """Truncate questions and passages to the paper's token limits, and count the cut texts."""
     questions = _truncate_texts(model, {group.question for group in groups}, QUERY_TOKENS)
     passages = _truncate_texts(model, {text for group in groups for text in group.passages}, PASSAGE_TOKENS)
@@ -312,7 +304,7 @@ def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[Ra
         truncated.append(RankingGroup(questions[group.question], group_passages, group.labels))
     n_questions = sum(short != text for text, short in questions.items())
     n_passages = sum(short != text for text, short in passages.items())
-    return truncated, TruncationCounts(n_questions, n_passages)
+    return truncated, {"questions": n_questions, "passages": n_passages}
 
 
 def _truncate_texts(model: Any, distinct: Collection[str], limit: int) -> dict[str, str]:
