@@ -117,9 +117,7 @@ def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> Bo
     Returns:
         A matrix of booleans with one row per member and one column per label row.
     """
-    unseen = np.zeros((len(members), len(indices)), dtype=bool)
-    for number, member in enumerate(members):
-        unseen[number] = [index not in member.seen for index in indices]
+    unseen = np.array([~np.isin(indices, list(member.seen)) for member in members])
     seen_by_all = ~unseen.any(axis=0)
     return np.asarray(unseen | seen_by_all)
 
