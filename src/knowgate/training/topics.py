@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,6 @@ class TopicResult:
         open_book_accuracy: Share answered right with passages (open-book); None if no question was answered with passages.
         benefit: `open_book_accuracy` minus `closed_book_accuracy`, with an interval.
         searches: Share of the questions that the policy retrieves for; None without a policy.
-        rows: Which questions belong to the topic.
         examples: The most central questions; empty if topics are the values of a data field.
         similarity: Cosine similarity to the mean of the examples from which a question belongs to the topic.
     """
@@ -87,7 +86,6 @@ class TopicResult:
     open_book_accuracy: Proportion | None
     benefit: Estimate | None
     searches: float | None
-    rows: BoolArray = field(repr=False)
     examples: tuple[str, ...] = ()
     similarity: float = 0.0
 
@@ -191,7 +189,7 @@ def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray 
         open_book_accuracy = estimate_proportion(open_book_right.tolist())
         benefit = estimate_mean(open_book_right.astype(float) - closed_book_right, resamples)
     searches = None if retrieve is None else float(retrieve[rows].mean())
-    return TopicResult(name, int(rows.sum()), closed_book_accuracy, open_book_accuracy, benefit, searches, rows)
+    return TopicResult(name, int(rows.sum()), closed_book_accuracy, open_book_accuracy, benefit, searches)
 
 
 # --- clusters -------------------------------------------------------------------------------------
