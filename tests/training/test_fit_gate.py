@@ -15,12 +15,7 @@ from knowgate.errors import ArtifactError, BadSetting, MissingExtra, UnknownName
 from knowgate.gates import FITTED_GATES
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.hidden_state import ProbeGate
-from knowgate.training.fit_function import (
-    check_fit_options,
-    read_fit_options,
-    read_requirements,
-    select_injected_arguments,
-)
+from knowgate.training.fit_function import call_fit_function, check_fit_options, read_fit_options, read_requirements
 from knowgate.training.gate import fit, list_fittable_gates, load_fit_function
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_row, pair_run
@@ -208,6 +203,8 @@ def test_a_fit_says_what_it_learns_unless_told_otherwise(name, target):
 
 
 def test_only_what_is_asked_for_is_handed_in():
-    def one(examples, *, seed): ...
+    def one(examples, *, seed, rounds=1):
+        return examples, seed, rounds
 
-    assert select_injected_arguments(one, {"seed": 3, "work": "here"}) == {"seed": 3}
+    result = call_fit_function(one, "rows", {"rounds": 2}, seed=3, work=Path("here"), watch=None)
+    assert result == ("rows", 3, 2)

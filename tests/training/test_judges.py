@@ -18,7 +18,12 @@ from knowgate.training.judges.answer_judge import make_answer_training
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.judges.ik import fit_ik
 from knowgate.training.judges.kbm import fit_kbm
-from knowgate.training.judges.trainable_models import TrainableCausalModel, TrainingExample, make_answer_judge_spec
+from knowgate.training.judges.trainable_models import (
+    BatchOutput,
+    TrainableCausalModel,
+    TrainingExample,
+    make_answer_judge_spec,
+)
 from knowgate.training.judges.trainer import train_judge
 from knowgate.training.judges.training_options import JudgeTrainingOptions, one_cycle, warm_cosine
 from tests.support.judge_data import QUICK, planted, quick
@@ -83,7 +88,7 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
         expected += [-float(rows[mark, target]) for mark, target in zip(item.prompt.positions, targets, strict=True)]
     model = TrainableCausalModel(judge, whole_vocabulary=True)
     with torch.no_grad():
-        assert float(model.compute_loss(examples)) == pytest.approx(np.mean(expected), abs=1e-4)
+        assert float(model.compute_output(examples).loss) == pytest.approx(np.mean(expected), abs=1e-4)
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -181,14 +186,12 @@ class Sum:
     def set_training(self, on):
         self.is_training = on
 
-    def compute_loss(self, examples):
+    def compute_output(self, examples):
+        margins = torch.tensor([item.targets[0] for item in examples])
         if self.is_training:
             self.looks.append([len(item.prompt.ids) for item in examples])
-            return self.weight.sum() * next(self.losses)
-        return torch.tensor(next(self.losses))
-
-    def compute_margins(self, examples):
-        return [item.targets[0] for item in examples]
+            return BatchOutput(self.weight.sum() * next(self.losses), margins)
+        return BatchOutput(torch.tensor(next(self.losses)), margins)
 
     def save(self, folder):
         (folder / "weights.json").write_text("{}")
@@ -218,10 +221,10 @@ class Narrow(Sum):
         super().__init__([1.0] * 99)
         self.most = most
 
-    def compute_loss(self, examples):
+    def compute_output(self, examples):
         if len(examples) > self.most:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return super().compute_loss(examples)
+        return super().compute_output(examples)
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
@@ -282,7 +285,7 @@ def test_a_share_between_no_and_yes_is_learned_as_it_is(judge):
             float(logits[mark, judge.label_tokens[0]] - logits[mark, judge.label_tokens[1]])
             for mark in soft.prompt.positions
         ]
-        loss = float(model.compute_loss([soft]))
+        loss = float(model.compute_output([soft]).loss)
     expected = [
         math.log1p(math.exp(-m)) * s + math.log1p(math.exp(m)) * (1 - s)
         for m, s in zip(margins, soft.targets, strict=True)

@@ -117,7 +117,7 @@ def test_texts_beyond_the_limits_are_cut_and_counted(aligned: AlignedReranker):
     from knowgate.training.reranker_trainer import RankingGroup
 
     groups, cut = truncate_groups(aligned.model, [RankingGroup("sky " * 130, ("tree " * 513, "tree"), (1.0, 0.0))])
-    assert (cut.questions, cut.passages) == (1, 1)
+    assert cut == {"questions": 1, "passages": 1}
     assert (len(groups[0].question.split()), len(groups[0].passages[0].split())) == (128, 512)
 
 
@@ -160,9 +160,16 @@ def test_the_order_of_training_follows_the_seed():
 
 
 def test_the_rate_rises_and_falls_to_nothing():
-    from knowgate.training.reranker_trainer import compute_rate_share
+    import torch
 
-    rates = [compute_rate_share(update, 10, warm_up=0.2) for update in range(11)]
+    from knowgate.training.reranker_trainer import _create_optimizer
+
+    optimizer, schedule = _create_optimizer(torch.nn.Linear(2, 1), RerankerTrainingOptions(rate=1.0, warm_up=0.2), 10)
+    rates = []
+    for _ in range(11):
+        rates += schedule.get_last_lr()[:1]
+        optimizer.step()
+        schedule.step()
     assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0.0])
 
 

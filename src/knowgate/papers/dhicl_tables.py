@@ -111,7 +111,6 @@ def build_dhicl_tables(
     variants: DhiclVariants,
     *,
     model: Model | None = None,
-    prompts: AnswerPrompts | None = None,
     other_gates: Sequence[str] = (),
     cut_questions: int = 0,
     notify: Callable[[str], None] = lambda message: None,
@@ -124,7 +123,6 @@ def build_dhicl_tables(
         runs: Folders of label runs.
         variants: Variants of the gate.
         model: LLM that decides now; None to use stored decisions only.
-        prompts: Prompts that the runs were made with.
         other_gates: Gates to compare with in Table 1.
         cut_questions: Number of logged questions from which to learn a cut, the need above which the gate retrieves. A
             further table compares it with the cut of the paper, 0.5. Needs a model. 0: no such table.
@@ -141,7 +139,7 @@ def build_dhicl_tables(
     tables = {}  # name of the run -> its questions and answers
     for run in runs:
         if model is not None:
-            record_decisions(run, variants, model, prompts or AnswerPrompts(), notify)
+            record_decisions(run, variants, model, notify)
         tables[run.name] = _load_recorded_table(run, variants)
     scores = {name: _score_gates(table, other_gates, variants) for name, table in tables.items()}
     standard = variants.make_name(variants.standard)
@@ -151,7 +149,7 @@ def build_dhicl_tables(
         result.append(_build_table(title, tables, scores, list(gates)))
     if model is not None and cut_questions:
         notify(f"learning a cut from {cut_questions} logged questions")
-        learned = learn_cut(variants.standard, model, cut_questions, prompts)
+        learned = learn_cut(variants.standard, model, cut_questions)
         result.append(_build_cut_table(learned, standard, tables, scores))
     return result
 
@@ -200,9 +198,7 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
     return table
 
 
-def record_decisions(
-    run: Path, variants: DhiclVariants, model: Model, prompts: AnswerPrompts, notify: Callable[[str], None]
-) -> None:
+def record_decisions(run: Path, variants: DhiclVariants, model: Model, notify: Callable[[str], None]) -> None:
     """Let the variants of the gate decide on a label run, and store the decisions.
 
     Variants with stored decisions are skipped.
@@ -211,10 +207,9 @@ def record_decisions(
         run: Folder of the label run.
         variants: Variants of the DH-ICL gate.
         model: The LLM that decides.
-        prompts: Prompts that the run was made with.
         notify: Called with a message before a variant decides.
     """
-    table = load_label_table([run])
+    table, prompts = load_label_table([run]), AnswerPrompts()
     check_same_llm(f"the label run '{run}'", table.settings, model, prompts.fingerprint)
     n_entries = open_history(variants.history, variants.embedder).count(scope_from_settings(table.settings))
     # Stored with the decisions. Decisions with another note were made with a smaller log or another embedder.
@@ -345,19 +340,18 @@ class LearnedCut:
     at_half: float
 
 
-def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: AnswerPrompts | None = None) -> LearnedCut:
+def learn_cut(gate: DhiclGate, model: Model, questions: int = 200) -> LearnedCut:
     """Learn the best cut (retrieve above this need) of a DH-ICL gate from its log.
 
     Args:
         gate: The gate with its history log.
         model: LLM that decides. It makes one pass per question.
         questions: Number of logged questions to draw. Time-sensitive questions are left out.
-        prompts: Prompts that the log was made with.
 
     Raises:
         BadSetting: The sample has too few known or too few unknown questions.
     """
-    prompts = prompts or AnswerPrompts()
+    prompts = AnswerPrompts()
     bound = bind_gate(gate, model, prompts)
     if not isinstance(bound, DhiclGate) or bound.scope is None:
         raise BadSetting("`learn_cut` needs the gate 'dhicl' with a log of questions. Example: dhicl:history.db")

@@ -242,11 +242,10 @@ def format_proportion(proportion: Proportion, missing: str = MISSING_VALUE) -> s
     """Format a proportion. Example: '52.0 % [48.1, 55.9], n = 600'."""
     if proportion.value is None:
         return missing
-    estimate = Estimate(proportion.value, proportion.low, proportion.high)
-    return f"{format_percent_estimate(estimate)}, n = {proportion.n}"
+    return f"{format_percent_estimate(proportion)}, n = {proportion.n}"
 
 
-def format_percent_estimate(estimate: Estimate) -> str:
+def format_percent_estimate(estimate: Estimate | Proportion) -> str:
     """Format a share with its interval as '52.0 % [48.1, 55.9]', or a dash if it is not defined."""
     return _format_estimate(estimate, format_percent, lambda end: f"{100 * end:.1f}")
 
@@ -257,7 +256,7 @@ def format_points_estimate(estimate: Estimate) -> str:
 
 
 def _format_estimate(
-    estimate: Estimate, format_value: Callable[[float], str], format_end: Callable[[float], str]
+    estimate: Estimate | Proportion, format_value: Callable[[float], str], format_end: Callable[[float], str]
 ) -> str:
     """Format the value and the interval of an estimate. A dash means not defined."""
     if estimate.value is None:

@@ -166,7 +166,6 @@ def _choose_right(pairs: AnswerPairs, prefers_closed_book: BoolArray) -> BoolArr
     return np.where(prefers_closed_book & pairs.differ, pairs.closed_book_right, pairs.open_book_right)
 
 
-EXTRA = "train"
 AUTO_MODE = "auto"
 ARBITER_MODES = (AUTO_MODE, "features", "lora")
 ARBITER_METRIC_NAMES = {
@@ -226,37 +225,18 @@ def fit_arbiter(
     check_seed(seed)
     check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)  # before the training
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
-    with require_extra("fitting an arbiter", EXTRA):
+    with require_extra("fitting an arbiter", "train"):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
-        injected = {"seed": seed, "watch": watch or fit_function.ignore_progress}
-        train = functools.partial(_train, function, options, injected, checkpoint_folder(folder))
+
+        def train(pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
+            work = checkpoint_folder(folder) if fold is None else checkpoint_folder(folder) / f"fold-{fold}"
+            result = fit_function.call_fit_function(function, pairs, options, seed=seed, work=work, watch=watch)
+            return cast(ArbiterResult, result)
+
         result = _fit_better(pairs, mode, train, seed) if is_auto else train(pairs)
         save_arbiter(result, pairs, folder, command=command)
     delete_checkpoint(folder)
     return cast(fitted_arbiter.FittedArbiter, load_arbiter(str(folder)))
-
-
-def _train(
-    function: fit_function.FitFunction,
-    options: Mapping[str, Any],
-    injected: Mapping[str, Any],
-    work: Path,
-    pairs: AnswerPairs,
-    fold: int | None = None,
-) -> ArbiterResult:
-    """Train an arbiter on pairs of answers. Each fold has its own work folder.
-
-    Args:
-        function: The fit function of the arbiter.
-        options: Options of the user.
-        injected: Values for the parameters `seed` and `watch`, if the function has them.
-        work: Folder for checkpoints.
-        pairs: The training data.
-        fold: Number of the fold that the pairs leave out; None if they leave out none.
-    """
-    work_of_fold = work if fold is None else work / f"fold-{fold}"
-    arguments = fit_function.select_injected_arguments(function, {**injected, "work": work_of_fold})
-    return cast(ArbiterResult, function(pairs, **arguments, **options))
 
 
 def _fit_better(pairs: AnswerPairs, mode: str, train: FitPairs, seed: int) -> ArbiterResult:

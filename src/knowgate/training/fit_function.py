@@ -20,6 +20,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, create_model
@@ -155,13 +156,20 @@ def read_requirements(function: FitFunction) -> ExampleRequirements:
     return _find_annotation(hints.get(first), ExampleRequirements) or ExampleRequirements()
 
 
-def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the `values` with the name of a parameter of the function.
-
-    Example: a function without a parameter `seed` gets no seed.
-    """
+def call_fit_function(
+    function: FitFunction,
+    data: Any,
+    options: Mapping[str, Any],
+    *,
+    seed: int,
+    work: Path,
+    watch: FitProgressCallback | None,
+) -> Any:
+    """Train a gate or an arbiter. The function gets those of `seed`, `work` and `watch` that it declares."""
     parameters = inspect.signature(function).parameters
-    return {name: value for name, value in values.items() if name in parameters}
+    offered = {"seed": seed, "work": work, "watch": watch or ignore_progress}
+    declared = {name: value for name, value in offered.items() if name in parameters}
+    return function(data, **declared, **options)
 
 
 def _find_annotation(hint: Any, kind: type) -> Any:

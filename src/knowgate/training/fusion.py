@@ -5,7 +5,6 @@ Hidden states enter through probes: one linear classifier per recorded layer and
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
@@ -111,7 +110,8 @@ def fit_fusion(
         text = not (examples.readings[0].hidden or early)
     if text:
         encoder = embedder or SentenceEmbedder()
-        inputs = replace(inputs, texts=_embed_texts(encoder, examples))
+        embeddings = embed_drafts(encoder, examples.questions, examples.readings)
+        inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
         options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
         options["wording"] = True
     heads = _fit_heads(examples, inputs)
@@ -122,7 +122,10 @@ def fit_fusion(
     needs = _list_needed_signals(inputs, probes)
     request = _build_request(inputs.names, probes, examples)
     tensors, notes = _merge_heads(heads)
-    score_rows = functools.partial(_compute_raw_needs, heads)
+
+    def score_rows(indices: Sequence[int]) -> FloatArray:
+        return combine_heads([head.predict(indices) for head in heads.values()])
+
     return FitResult("fusion", options, frozenset(needs), request, tensors, score_rows, notes=notes)
 
 
@@ -133,17 +136,6 @@ def _collect_inputs(examples: Examples, cheap: bool, early: bool) -> FusionInput
     classifiers.check_finite(features)
     positions = ("pre",) if early else ("pre", "post")  # a decision at the first token has no draft to read
     return FusionInputs(names, features, positions)
-
-
-def _embed_texts(encoder: Embedder, examples: Examples) -> dict[str, Vector]:
-    """Turn questions and drafts into vectors, by the name of the signal."""
-    embeddings = embed_drafts(encoder, examples.questions, examples.readings)
-    return {TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)}
-
-
-def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) -> FloatArray:
-    """Compute the uncalibrated need for retrieval of the questions with these indices."""
-    return combine_heads([head.predict(indices) for head in heads.values()])
 
 
 def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, list[str]]:

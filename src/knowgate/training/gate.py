@@ -23,7 +23,6 @@ from knowgate.training.examples import Examples, Target, load_examples
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 
 FIT_ENTRY_POINTS = "knowgate.fits"
-EXTRA = "train"
 
 
 class FitOptions(Options):
@@ -95,14 +94,14 @@ def fit(
     _check_arguments(name, runs, options)
     fit_function.check_fit_options(name, function, gate_options)
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
-    with require_extra(f"fitting {name}", EXTRA):
+    with require_extra(f"fitting {name}", "train"):
         from knowgate.training.gate_artifact import save_fitted
 
         examples = _load_examples(resolve_run_paths(runs), function, options)
-        watch = watch or fit_function.ignore_progress
-        injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch}
-        declared = fit_function.select_injected_arguments(function, injected)
-        result: fit_function.FitResult = function(examples, **declared, **gate_options)
+        work = checkpoint_folder(folder)
+        result = fit_function.call_fit_function(
+            function, examples, gate_options, seed=options.seed, work=work, watch=watch
+        )
         save_options = options.model_dump(include={"threshold", "max_loss", "keep_questions"})
         save_fitted(result, examples, folder, command=command, **save_options)
     delete_checkpoint(folder)

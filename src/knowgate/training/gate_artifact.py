@@ -193,10 +193,13 @@ def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float)
     test = examples.split.test
     if not len(test) or any(examples.rows[row].benefit is None for row in test):
         return {}
-    outcomes = threshold_choice.GateOutcomes(
-        needs, examples.table.closed_book_right[test], examples.table.always_right[test]
-    )
+    outcomes = _collect_outcomes(examples, test, needs)
     return {"test_counts": threshold_choice.evaluate_threshold(outcomes, threshold).to_record()}
+
+
+def _collect_outcomes(examples: Examples, rows: NDArray[np.int64], needs: FloatArray) -> threshold_choice.GateOutcomes:
+    table = examples.table
+    return threshold_choice.GateOutcomes(needs, table.closed_book_right[rows], table.always_right[rows])
 
 
 def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
@@ -253,9 +256,7 @@ def _choose_default_threshold(
         return DefaultThreshold(0.5, [NOT_CALIBRATED_NOTE], is_calibrated=False)
     limits = _make_limits(max_loss)
     needs = apply_calibration(result.raw(rows.tolist()), calibration)
-    outcomes = threshold_choice.GateOutcomes(
-        needs, examples.table.closed_book_right[rows], examples.table.always_right[rows]
-    )
+    outcomes = _collect_outcomes(examples, rows, needs)
     threshold = threshold_choice.choose_safe(outcomes, limits)
     if threshold == ALWAYS_RETRIEVE:
         share = len(rows) / len(examples.rows)

@@ -281,9 +281,9 @@ class PreferenceLabeler:
         rows = []
         for i, split in enumerate(self._get_splits(questions)):
             row = self._make_row(questions[i], split, shown[i], effects[i])
-            n_duplicates = len(candidates[i]) - len(distinct[i])
-            n_changed = _count_changed(distinct[i], shown[i])
-            rows.append(replace(row, duplicates=n_duplicates, cut=n_changed))
+            shown_texts = {passage.text for passage in shown[i]}
+            n_changed = sum(passage.text not in shown_texts for passage in distinct[i])  # shortened or dropped
+            rows.append(replace(row, duplicates=len(candidates[i]) - len(distinct[i]), cut=n_changed))
         return rows
 
     def _measure(
@@ -329,14 +329,7 @@ class PreferenceLabeler:
 
 
 def _make_candidate(passage: Passage, shift: float, correct: bool | None) -> CandidatePassage:
-    """Make a candidate from a passage and its effect."""
     return CandidatePassage(passage.id, passage.text, passage.title, passage.score, shift, correct)
-
-
-def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:
-    """Count the passages that were shortened or dropped."""
-    texts = {passage.text for passage in shown}
-    return sum(passage.text not in texts for passage in passages)
 
 
 # --- passages of equal length ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,7 +15,7 @@ from knowgate.core.files import atomic_file
 from knowgate.core.options import Count, Options, Seed, option, with_options
 from knowgate.data.preferences import DEFAULT_TOP, PAIRS_FILE, Preference, PreferenceFolder, to_cbdr_record
 from knowgate.data.questions import load_questions
-from knowgate.data.runs.folder import RunFolder, RunLike
+from knowgate.data.runs.folder import RunFolder, RunsLike, resolve_run_paths
 from knowgate.data.runs.storage import question_from_row
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_gate
@@ -142,7 +142,7 @@ class PreferenceProgress:
 
 @with_options(PreferenceOptions)
 def measure_preferences(
-    runs: RunLike | Iterable[RunLike],
+    runs: RunsLike,
     out: str | Path,
     *,
     model: str | Model | None = None,
@@ -171,8 +171,7 @@ def measure_preferences(
         BadInput: There are no questions or no candidates.
     """
     is_remote = is_remote_runner(options.runner)
-    several: Iterable[RunLike] = [runs] if isinstance(runs, RunLike) else runs
-    run_folders = [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
+    run_folders = [RunFolder(path) for path in resolve_run_paths(runs)]
     questions = _collect_questions(run_folders, options)
     llm = _load_labeled_model(run_folders, model)
     # Other machines load the model by its name.

@@ -106,10 +106,9 @@ def balance_examples(examples: Examples, seed: int) -> Examples:
             f"balanced=True works only with target='known', not with target='{examples.target}'. Change `target`, or leave "
             "`balanced` out."
         )
-    drawn = {}
-    for name, size in BALANCED_SIZES.items():
-        drawn[name] = draw_balanced(getattr(examples.split, name), examples.needed, size, seed)
-    return replace(examples, split=replace(examples.split, **drawn))
+    split, needed = examples.split, examples.needed
+    drawn = {name: draw_balanced(getattr(split, name), needed, size, seed) for name, size in BALANCED_SIZES.items()}
+    return replace(examples, split=replace(split, **drawn))
 
 
 def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, seed: int) -> NDArray[np.int64]:

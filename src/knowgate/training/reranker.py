@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ MAX_NEGATIVES = 7
 MAX_POSITIVES = 2  # per question; further ones add little
 DEV_SHARE = 0.15  # of the training questions, if no question is in the dev split
 MIN_DEV_QUESTIONS = 50  # with fewer, P@1 says too little to choose weights by
+_join_tokens_cached = functools.lru_cache(maxsize=100_000)(join_tokens)  # many questions share passages
 
 
 @dataclass(frozen=True)
@@ -295,14 +295,8 @@ def _choose_negatives(
 
 def contains_answer(passage: Passage, answers: Sequence[str]) -> bool:
     """Return whether a passage contains a normalized answer as whole words."""
-    text = _normalize_text(format_passage(passage))
+    text = _join_tokens_cached(format_passage(passage))  # with spaces around each word, so that only whole words match
     return any(answer in text for answer in answers)
-
-
-@functools.lru_cache(maxsize=100_000)  # many questions share passages
-def _normalize_text(text: str) -> str:
-    """Normalize a text, with spaces around each word, so that only whole words match."""
-    return join_tokens(text)
 
 
 def _make_group(question: str, positives: Sequence[Passage], negatives: Sequence[Passage]) -> RankingGroup:
@@ -362,11 +356,13 @@ def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
     """
     with require_extra("a cross-encoder", "train"):
         from sentence_transformers import CrossEncoder
+
+        from knowgate.models.hf.loader import silence_transformers
     is_folder = Path(path).is_dir()
     if is_folder:
         check_reranker_files(path)
     try:
-        with _silence_transformers():
+        with silence_transformers():  # a new head would cause a warning
             only_safetensors = {"use_safetensors": True}  # other formats can run code
             model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=only_safetensors, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -380,20 +376,6 @@ def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
     return model
 
 
-@contextlib.contextmanager
-def _silence_transformers() -> Iterator[None]:
-    """Hide the warnings of transformers, which would list the weights of a new head."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-
-
 def _limit_input(model: Any) -> Any:
     """Limit the input to the paper's 128 + 512 tokens, or to the model's maximum."""
     longest = QUERY_TOKENS + PASSAGE_TOKENS + MAX_SPECIAL_TOKENS
@@ -403,7 +385,10 @@ def _limit_input(model: Any) -> Any:
 
 def save_cross_encoder(model: Any, folder: Path) -> None:
     """Save config, tokenizer and weights. Files of other types are deleted."""
-    model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
+    from knowgate.models.hf.loader import silence_transformers
+
+    with silence_transformers():
+        model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in RERANKER_SUFFIXES:
             path.unlink()

@@ -6,7 +6,6 @@ only the question's own.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -123,14 +122,6 @@ class RerankerTrainingOptions:
 
 
 @dataclass(frozen=True)
-class TruncationCounts:
-    """How many distinct texts were cut to the paper's token limits."""
-
-    questions: int = 0
-    passages: int = 0
-
-
-@dataclass(frozen=True)
 class WeightSelection:
     """The weights of a reranker with the best P@1 on the dev questions.
 
@@ -161,14 +152,14 @@ class TrainingLog:
         losses: Loss of each update.
         groups: Number of training examples; each is a question with its passages.
         seconds: Training time.
-        cut: Number of texts that were truncated.
+        cut: Number of distinct questions and passages that were cut to the paper's token limits.
         selection: How the weights were chosen on dev questions; None if the last weights were kept.
     """
 
     losses: tuple[float, ...]
     groups: int
     seconds: float
-    cut: TruncationCounts
+    cut: dict[str, int]
     selection: WeightSelection | None
 
 
@@ -291,15 +282,19 @@ def _train_batches(
     """Update the model once per batch, and yield the size and the loss of the batch."""
     import torch
 
-    make_update = _create_optimizer(model, training, training.count_updates(len(groups)))
+    optimizer, schedule = _create_optimizer(model, training, training.count_updates(len(groups)))
     for batch in shuffle_batches(groups, training):
         with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
             loss = compute_batch_loss(model, batch, training.temperature)
-        make_update(loss)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
         yield len(batch), float(loss.detach())
 
 
-def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
+def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], dict[str, int]]:
     """Truncate questions and passages to the paper's token limits, and count the cut texts."""
     questions = _truncate_texts(model, {group.question for group in groups}, QUERY_TOKENS)
     passages = _truncate_texts(model, {text for group in groups for text in group.passages}, PASSAGE_TOKENS)
@@ -309,7 +304,7 @@ def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[Ra
         truncated.append(RankingGroup(questions[group.question], group_passages, group.labels))
     n_questions = sum(short != text for text, short in questions.items())
     n_passages = sum(short != text for text, short in passages.items())
-    return truncated, TruncationCounts(n_questions, n_passages)
+    return truncated, {"questions": n_questions, "passages": n_passages}
 
 
 def _truncate_texts(model: Any, distinct: Collection[str], limit: int) -> dict[str, str]:
@@ -333,43 +328,17 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
             yield [groups[index] for index in batch]
 
 
-def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: int) -> Callable[[Any], None]:
-    """Create AdamW with a learning-rate schedule, and return a function that makes one update.
+def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: int) -> tuple[Any, Any]:
+    """Create AdamW and its learning-rate schedule.
 
-    `updates` is the number of updates of the whole training.
+    The rate rises linearly at first, then falls to 0. `updates` is the number of updates of the whole training.
     """
     import torch
+    from transformers import get_linear_schedule_with_warmup
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
     exempt = [parameter for parameter in parameters if parameter.ndim < 2]  # biases and norms are vectors
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=training.rate)
-    get_rate_share = functools.partial(compute_rate_share, updates=updates, warm_up=training.warm_up)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, get_rate_share)
-
-    def make_update(loss: Any) -> None:
-        """Update the weights by the gradient of a loss. Large gradients are clipped."""
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return make_update
-
-
-def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
-    """Return the learning rate of an update, as a share of the highest.
-
-    It rises linearly at first, then falls to 0.
-
-    Args:
-        update: Number of the update, from 0.
-        updates: Number of updates of the training.
-        warm_up: Share of the updates over which the rate rises.
-    """
-    n_rising = round(warm_up * updates)
-    if update < n_rising:
-        return update / n_rising
-    return (updates - update) / max(1, updates - n_rising)
+    return optimizer, get_linear_schedule_with_warmup(optimizer, round(training.warm_up * updates), updates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.stats.bootstrap import Estimate, estimate_mean
 from knowgate.stats.metrics import BoolArray
-from knowgate.stats.proportions import Proportion, estimate_proportion, format_points_estimate
+from knowgate.stats.proportions import Proportion, estimate_proportion, format_percent_estimate, format_points_estimate
 from knowgate.types import Embedder, Vector
 
 AUTO_TOPICS = "auto"
@@ -76,7 +76,6 @@ class TopicResult:
         open_book_accuracy: Share answered right with passages (open-book); None if no question was answered with passages.
         benefit: `open_book_accuracy` minus `closed_book_accuracy`, with an interval.
         searches: Share of the questions that the policy retrieves for; None without a policy.
-        rows: Which questions belong to the topic.
         examples: The most central questions; empty if topics are the values of a data field.
         similarity: Cosine similarity to the mean of the examples from which a question belongs to the topic.
     """
@@ -87,7 +86,6 @@ class TopicResult:
     open_book_accuracy: Proportion | None
     benefit: Estimate | None
     searches: float | None
-    rows: BoolArray = field(repr=False)
     examples: tuple[str, ...] = ()
     similarity: float = 0.0
 
@@ -191,7 +189,7 @@ def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray 
         open_book_accuracy = estimate_proportion(open_book_right.tolist())
         benefit = estimate_mean(open_book_right.astype(float) - closed_book_right, resamples)
     searches = None if retrieve is None else float(retrieve[rows].mean())
-    return TopicResult(name, int(rows.sum()), closed_book_accuracy, open_book_accuracy, benefit, searches, rows)
+    return TopicResult(name, int(rows.sum()), closed_book_accuracy, open_book_accuracy, benefit, searches)
 
 
 # --- clusters -------------------------------------------------------------------------------------
@@ -300,21 +298,13 @@ def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
         columns.append("searches of the policy")
     rows = []
     for topic in topics:
-        cells = [topic.name, str(topic.n), _format_share(topic.closed_book_accuracy)]
+        cells = [topic.name, str(topic.n), format_percent_estimate(topic.closed_book_accuracy)]
         if topic.open_book_accuracy is not None and topic.benefit is not None:
-            cells += [_format_share(topic.open_book_accuracy), format_points_estimate(topic.benefit)]
+            cells += [format_percent_estimate(topic.open_book_accuracy), format_points_estimate(topic.benefit)]
         if has_policy:
             cells.append(format_percent(topic.searches))
         rows.append(tuple(cells))
     return TextTable("By topic", tuple(columns), tuple(rows))
-
-
-def _format_share(share: Proportion) -> str:
-    """Format a share with its interval, in percent."""
-    text = format_percent(share.value)
-    if share.low is None or share.high is None:
-        return text
-    return f"{text} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def describe_extremes(topics: Sequence[TopicResult]) -> str:

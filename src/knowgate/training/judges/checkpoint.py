@@ -18,6 +18,7 @@ from knowgate.core.files import atomic_folder, write_json
 from knowgate.core.schema import NonNegativeInt, NumberRange, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, get_cause
+from knowgate.training.judges.training_options import JudgeTrainingOptions
 
 STATE_FILE, BEST_FOLDER = "training.json", "best"
 WEIGHTS_FILE, MOMENTS_FILE = "weights.safetensors", "moments.safetensors"
@@ -80,21 +81,17 @@ class TrainingState:
             return self.n_done - 1
         return self.dev_losses.index(min(self.dev_losses))
 
-    def is_finished(self, n_segments: int, patience: int) -> bool:
+    def is_finished(self, training: JudgeTrainingOptions) -> bool:
         """Return whether all segments are done or the dev loss no longer improves.
 
         Training never stops early in the first half.
-
-        Args:
-            n_segments: Number of segments of the whole training.
-            patience: Number of evaluations without a lower dev loss after which training stops; 0 for never.
         """
-        if self.n_done >= n_segments:
+        if self.n_done >= training.n_segments:
             return True
         n_since_best = self.n_done - 1 - self.best
         # In the first half, the learning rate is high, and the loss may rise and fall.
-        may_stop_early = 2 * self.n_done >= n_segments and patience > 0 and bool(self.dev_losses)
-        return may_stop_early and n_since_best >= patience
+        is_past_half = 2 * self.n_done >= training.n_segments
+        return is_past_half and bool(self.dev_losses) and 0 < training.patience <= n_since_best
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
         """Return the state after another segment. `dev` is None without dev rows."""

@@ -117,9 +117,7 @@ def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> Bo
     Returns:
         A matrix of booleans with one row per member and one column per label row.
     """
-    unseen = np.zeros((len(members), len(indices)), dtype=bool)
-    for number, member in enumerate(members):
-        unseen[number] = [index not in member.seen for index in indices]
+    unseen = np.array([~np.isin(indices, list(member.seen)) for member in members])
     seen_by_all = ~unseen.any(axis=0)
     return np.asarray(unseen | seen_by_all)
 
@@ -203,7 +201,7 @@ def fit_judge(
     for folder, judge in zip(folders, trained, strict=True):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(judge.folder, folder)
-        files |= {f"{folder.name}/{name}": data for name, data in judge.files.items()}
+        files |= {f"{folder.name}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
     digests = [compute_adapter_digest(folder) for folder in folders]
     options = _make_judge_options(spec, trained[0], digests)
     judge_of_all = spec.load_trained(folders[0], options)

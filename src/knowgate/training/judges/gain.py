@@ -48,7 +48,11 @@ def fit_gain(
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
     """Fit the gain gate: a fine-tuned judge predicts whether retrieval would improve the answer."""
-    _check_target(examples)
+    if examples.target not in OPEN_BOOK_TARGETS:
+        raise BadSetting(
+            f"target='{examples.target}' does not work with the gate 'gain' (predicts whether retrieval helps). Leave `target` "
+            "out, or fit the gate 'judge'."
+        )
     members = answer_judge.plan_answer_ensemble(examples, options, make_gain_training(options, seed))
     return train_gain_judge(examples, options, members, work=work, watch=watch)["gain"]
 
@@ -125,12 +129,3 @@ def _make_gain_examples(
     prompts = [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, with_passages)]
     is_right = [*table.closed_book_right[list(indices)], *table.always_right[with_passages]]
     return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]
-
-
-def _check_target(examples: Examples) -> None:
-    """Raise BadSetting if the target does not say whether retrieval helps."""
-    if examples.target not in OPEN_BOOK_TARGETS:
-        raise BadSetting(
-            f"target='{examples.target}' does not work with the gate 'gain' (predicts whether retrieval helps). Leave `target` "
-            "out, or fit the gate 'judge'."
-        )

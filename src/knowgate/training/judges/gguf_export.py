@@ -18,7 +18,7 @@ from knowgate.errors import BadSetting, MissingExtra, require_extra
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, GATE_KIND, GATE_MANIFEST, revise_artifact
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.judges import causal_judge, encode_answers
+from knowgate.gates.judges import causal_judge, encode_answers, load_answer_judge
 from knowgate.models.gguf import check_exportable, find_gguf_file, write_gguf
 from knowgate.models.tokenization import extract_turn_template
 from knowgate.types import Question
@@ -205,13 +205,10 @@ def _measure_deviation(folder: Path) -> float | None:
         The largest change of a probability on the check questions. None if llama.cpp, which runs the exported judge, is
         not installed.
     """
-    from knowgate.gates.judges import load_answer_judge
-    from knowgate.gates.judges.causal_judge import LlamaJudge
-
     gate = load_fitted_gate(str(folder))
     try:
         judge = load_answer_judge(JUDGE_PROMPTS[gate.name], gate.artifact.path, gate.artifact.options)
     except MissingExtra:
         return None
-    assert isinstance(judge, LlamaJudge)
+    assert isinstance(judge, causal_judge.LlamaJudge)
     return judge.measure_deviation()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from knowgate.data.runs.folder import is_recorded_model
 from knowgate.errors import BadSetting, UnknownName, require_extra
@@ -32,6 +34,18 @@ class TrainingExample:
 
     prompt: LabelPromptTokens
     targets: tuple[float, ...]
+
+
+class BatchOutput(NamedTuple):
+    """What a model predicts for a batch of examples.
+
+    Attributes:
+        loss: Mean loss, a tensor.
+        margins: Logit of the first label minus that of the second, for the last label of each example.
+    """
+
+    loss: Any
+    margins: Any
 
 
 @dataclass
@@ -74,51 +88,34 @@ class TrainableCausalModel:
         """Switch between training mode and evaluation mode."""
         self.base.loaded.model.train(on)
 
-    def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the mean cross-entropy of the labels in a batch.
+    def compute_output(self, examples: Sequence[TrainingExample]) -> BatchOutput:
+        """Compute the mean cross-entropy of the labels in a batch, and the margins.
 
         A label competes with the other label, or with all tokens if `whole_vocabulary` is set.
         """
         import torch
 
-        first, second = self.judge.label_tokens
-        targets = [target for example in examples for target in example.targets]  # probabilities of the first label
-        if not self.whole_vocabulary:
-            logits = self._compute_logits(examples, (first, second))
-            margins = logits[:, 0] - logits[:, 1]
-            probabilities = torch.tensor(targets, device=logits.device)
-            return torch.nn.functional.binary_cross_entropy_with_logits(margins, probabilities)
-        logits = self._compute_logits(examples, None)
-        labels = [first if target >= 0.5 else second for target in targets]
-        return torch.nn.functional.cross_entropy(logits, torch.tensor(labels, device=logits.device))
+        label_logits, all_logits = self._compute_logits(examples)
+        margins = label_logits[:, 0] - label_logits[:, 1]
+        probabilities = [target for example in examples for target in example.targets]  # of the first label
+        targets = torch.tensor(probabilities, device=margins.device)
+        if all_logits is None:
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(margins, targets)
+        else:
+            loss = torch.nn.functional.cross_entropy(all_logits, torch.where(targets >= 0.5, *self.judge.label_tokens))
+        last_labels = np.cumsum([len(example.targets) for example in examples]) - 1
+        return BatchOutput(loss, margins[last_labels])
 
-    def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return the logit of the first label minus the logit of the second.
+    def _compute_logits(self, examples: Sequence[TrainingExample]) -> tuple[Any, Any]:
+        """Return the logits of both labels at each label position.
 
-        The last label of each example counts.
-        """
-        logits = self._compute_logits(examples, self.judge.label_tokens)
-        margins: list[float] = (logits[:, 0] - logits[:, 1]).tolist()  # of all labels of all examples
-        last_margins = []
-        end = 0
-        for example in examples:
-            end += len(example.targets)
-            last_margins.append(margins[end - 1])
-        return last_margins
-
-    def _compute_logits(self, examples: Sequence[TrainingExample], columns: Sequence[int] | None) -> Any:
-        """Return one row of logits per label position.
-
-        Args:
-            examples: Tokenized prompts with the positions at which a label is predicted.
-            columns: Tokens whose logits are computed; None for the whole vocabulary.
+        With `whole_vocabulary`, also those of all tokens; otherwise None.
         """
         import torch
 
         from knowgate.models.hf.local_model import apply_lm_head
 
-        device = self.base.loaded.device
-        model = self.base.loaded.model
+        device, model = self.base.loaded.device, self.base.loaded.model
         ids, mask = encoder_judge.pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
         rows: list[int] = []  # of each label, the row in the batch
         positions: list[int] = []  # and the position in this row
@@ -127,8 +124,9 @@ class TrainableCausalModel:
             positions += example.prompt.positions
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             output = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-            logits = apply_lm_head(model, output.last_hidden_state[rows, positions], columns)
-        return logits.float()
+            states = output.last_hidden_state[rows, positions]
+            label_logits = apply_lm_head(model, states, self.judge.label_tokens)
+            return label_logits, apply_lm_head(model, states) if self.whole_vocabulary else None
 
     def save(self, folder: Path) -> None:
         """Save the LoRA adapter, or the whole model with its tokenizer.
@@ -192,20 +190,13 @@ class TrainableEncoder:
         """Switch between training mode and evaluation mode."""
         self.encoder.model.train(on)
 
-    def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the loss of a batch: the mean binary cross-entropy."""
+    def compute_output(self, examples: Sequence[TrainingExample]) -> BatchOutput:
+        """Compute the mean binary cross-entropy of a batch, and the logit of each example."""
         import torch
 
-        outputs = self._compute_outputs(examples)
-        targets = torch.tensor([example.targets[0] for example in examples], device=outputs.device)
-        return torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets)
-
-    def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return the logit of each example."""
-        return [float(margin) for margin in self._compute_outputs(examples).tolist()]
-
-    def _compute_outputs(self, examples: Sequence[TrainingExample]) -> Any:
-        return self.encoder.compute_logits([example.prompt.ids for example in examples])
+        margins = self.encoder.compute_logits([example.prompt.ids for example in examples])
+        targets = torch.tensor([example.targets[0] for example in examples], device=margins.device)
+        return BatchOutput(torch.nn.functional.binary_cross_entropy_with_logits(margins, targets), margins)
 
     def save(self, folder: Path) -> None:
         """Save model and tokenizer."""

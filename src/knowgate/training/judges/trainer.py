@@ -44,8 +44,7 @@ class TrainedJudge:
     """A trained judge and the record of its training.
 
     Attributes:
-        files: Files of the best weights, by name.
-        folder: Folder that holds these files.
+        folder: Folder with the files of the best weights.
         state: Losses of each segment (part of an epoch) of the training.
         training: Hyperparameters.
         base_fingerprint: Hash of the weights that the training started from.
@@ -54,7 +53,6 @@ class TrainedJudge:
         notes: Notes on the base for the model card.
     """
 
-    files: dict[str, bytes] = field(repr=False)
     folder: Path
     state: TrainingState
     training: JudgeTrainingOptions
@@ -112,12 +110,10 @@ def train_judge(
         )
     run = _TrainingRun(model, usable, usable_dev, training, work, watch)
     state = checkpoint.load_training_state(work, run.compute_key())
-    if not state.is_finished(training.n_segments, training.patience):
+    if not state.is_finished(training):
         state = run.run(state)
-    folder = work / BEST_FOLDER
-    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     n_dropped = len(examples) - len(usable) + len(dev) - len(usable_dev)
-    return TrainedJudge(files, folder, state, training, model.fingerprint, len(usable), n_dropped, model.notes)
+    return TrainedJudge(work / BEST_FOLDER, state, training, model.fingerprint, len(usable), n_dropped, model.notes)
 
 
 @dataclass
@@ -162,7 +158,7 @@ class _TrainingRun:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=decay)
         if state.n_done:  # continue an interrupted training
             checkpoint.restore_checkpoint(self.work, state, self.parameters, self.optimizer)
-        while not self._is_finished(state):
+        while not state.is_finished(self.training):
             segment = self._train_segment(state.n_done)
             dev = self._evaluate() if self.dev else None
             state = state.add(segment, dev)
@@ -181,15 +177,12 @@ class _TrainingRun:
         total = self.training.epochs * len(self.examples)
         self.watch(FitProgress(done, total, "examples", "training", words, is_end))
 
-    def _is_finished(self, state: TrainingState) -> bool:
-        return state.is_finished(self.training.n_segments, self.training.patience)
-
     def _save(self, state: TrainingState) -> None:
         """Save a checkpoint after a segment (part of an epoch).
 
         The judge itself is saved only after the best segment so far.
         """
-        is_finished = self._is_finished(state)
+        is_finished = state.is_finished(self.training)
         is_best = state.best == state.n_done - 1  # without dev rows, the last segment counts as the best one
         if is_best and (state.dev_losses or is_finished):
             with atomic_folder(self.work / BEST_FOLDER) as folder:
@@ -291,7 +284,7 @@ class _TrainingRun:
         self.optimizer.zero_grad()
         total = 0.0
         for portion in split_batches(batch, self.portion_size):
-            loss = self.model.compute_loss(portion) * (len(portion) / len(batch))
+            loss = self.model.compute_output(portion).loss * (len(portion) / len(batch))
             loss.backward()
             total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
@@ -309,8 +302,9 @@ class _TrainingRun:
         margins: list[float] = []
         with torch.no_grad():
             for batch in split_batches(self.dev, DEV_BATCH):
-                total_loss += float(self.model.compute_loss(batch)) * len(batch)
-                margins += self.model.compute_margins(batch)
+                output = self.model.compute_output(batch)
+                total_loss += float(output.loss) * len(batch)
+                margins += output.margins.tolist()
         truth = np.array([example.targets[-1] >= 0.5 for example in self.dev])
         return DevEvaluation(total_loss / len(self.dev), auroc(truth, np.array(margins)))
 

@@ -32,7 +32,13 @@ from knowgate.training.arbiter import load_arbiter_fit_function, prefer_closed_b
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, check_answer_pairs
 from knowgate.training.classifiers import fit_linear, fit_platt_scaling, make_scorer
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
-from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, select_injected_arguments
+from knowgate.training.fit_function import (
+    FitFunction,
+    FitProgress,
+    FitProgressCallback,
+    FitResult,
+    call_fit_function,
+)
 from knowgate.training.fusion import fit_fusion
 from knowgate.training.gate import list_fittable_gates, load_fit_function
 from knowgate.training.judges.ensemble import plan_ensemble
@@ -273,9 +279,10 @@ class CandidateFitter:
             return fit_fusion(examples, **recipe.options, embedder=self.evidence.embedder)
         if recipe.gate == "stack":
             return fit_fusion(examples, cheap=True, margins=self._margins, embedder=self.evidence.embedder)
-        function = load_fit_function(recipe.gate)
-        injected = select_injected_arguments(function, {"seed": self.evidence.seed, "work": work, "watch": self.watch})
-        return cast(FitResult, function(examples, **injected, **recipe.options))
+        return cast(FitResult, self._call(load_fit_function(recipe.gate), examples, recipe.options, work))
+
+    def _call(self, function: FitFunction, data: Examples | AnswerPairs, options: Mapping[str, Any], work: Path) -> Any:
+        return call_fit_function(function, data, options, seed=self.evidence.seed, work=work, watch=self.watch)
 
     def fit_gate(self, name: str) -> tuple[FitResult, Examples]:
         """Fit the chosen gate on all rows, and return it with its training data.
@@ -351,14 +358,11 @@ class CandidateFitter:
             fold: Number of the fold to leave out; `HELD_OUT` to fit on all folds. Held-out rows, which test the policy, are
                 in none of the folds.
         """
-        function = load_arbiter_fit_function(name)
-        folder = self.work / f"arbiter-{name}-{fold}"
-        injected = {"seed": self.evidence.seed, "work": folder, "watch": self.watch}
         pairs = self.evidence.make_pairs(fold)
         check_answer_pairs(pairs)
         options = list_arbiters(self.evidence, self.base)[name]
-        declared = select_injected_arguments(function, injected)
-        return cast(ArbiterResult, function(pairs, **declared, **options))
+        work = self.work / f"arbiter-{name}-{fold}"
+        return cast(ArbiterResult, self._call(load_arbiter_fit_function(name), pairs, options, work))
 
     def choose_by_rules(self) -> BoolArray:
         """Return for which rows the arbiter `rules` chooses the answer without passages."""

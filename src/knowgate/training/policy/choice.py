@@ -249,20 +249,14 @@ def apply_policy(
         reference_prefers_closed_book: The same for the arbiter of the reference.
         options: Prices.
     """
+    if chosen.arbiter and prefers_closed_book is None:
+        raise BadInput(f"the choices of arbiter '{chosen.arbiter}' are missing. Pass them as `prefers_closed_book`.")
     # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
     values = np.full(len(closed_book_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
     gate = GateCandidate(chosen.gate, values, reads_draft and not chosen.is_constant, chosen.models)
-    arbiters = {}
-    reference_arbiter = NO_ARBITER
-    if reference_prefers_closed_book is not None:
-        reference_arbiter = "reference"
-        arbiters[reference_arbiter] = ArbiterCandidate(reference_arbiter, reference_prefers_closed_book)
-    if chosen.arbiter:
-        if prefers_closed_book is None:
-            raise BadInput(
-                f"the choices of arbiter '{chosen.arbiter}' are missing. Pass them as `prefers_closed_book`."
-            )
-        arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, prefers_closed_book)
+    choices = {chosen.arbiter: prefers_closed_book, "reference": reference_prefers_closed_book}
+    arbiters = {name: ArbiterCandidate(name, choice) for name, choice in choices.items() if choice is not None}
+    reference_arbiter = "reference" if "reference" in arbiters else NO_ARBITER
     prices = options or ChoiceOptions()
     gates = {gate.name: gate}
     questions = GradedQuestions(closed_book_right, open_book_right, gates, arbiters, prices, reference_arbiter)

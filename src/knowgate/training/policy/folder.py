@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.core.display import format_points
 from knowgate.data.splits import fingerprint_question
 from knowgate.gates.arbiters import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
@@ -27,8 +28,10 @@ from knowgate.gates.calibration.evidence import (
 from knowgate.gates.calibration.guarantee import compute_net_p_value
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold, find_smallest_count
 from knowgate.stats.metrics import FloatArray
-from knowgate.stats.proportions import estimate_proportion
+from knowgate.stats.proportions import wilson_interval
+from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
+from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.policy.choice import PolicyChoice
 from knowgate.training.policy.evidence import Evidence
 from knowgate.training.policy.outcomes import CONSTANT_GATES, PolicyResult
@@ -52,42 +55,41 @@ class PolicyParts:
 
     Attributes:
         evidence: The graded questions.
-        choice: The chosen policy; None if the questions have no open-book answers (answers with passages).
+        result: The fitted gate.
+        examples: The training data of the gate.
         threshold: Threshold of the fitted gate.
+        choice: The chosen policy; None if the questions have no open-book answers (answers with passages).
         outcomes: Needs and grades of the held-out rows; None without open-book answers.
-        arbiter: The arbiter: 'none', a spec such as 'rules', or 'arbiter' for the one in `arbiter_folder`.
-        arbiter_folder: Folder of the fitted arbiter, which is moved into the policy.
+        arbiter_folder: Folder of the fitted arbiter, which is moved into the policy; None if there is none.
         confidence: Confidence of the guarantee.
         summary: What was chosen and why, one or two sentences each.
         topics: Accuracy of the LLM and searches of the policy by topic.
     """
 
     evidence: Evidence
-    choice: PolicyChoice | None
+    result: FitResult
+    examples: Examples
     threshold: float
-    outcomes: GateOutcomes | None
-    arbiter: str = NO_ARBITER
+    choice: PolicyChoice | None = None
+    outcomes: GateOutcomes | None = None
     arbiter_folder: Path | None = None
     confidence: float = 0.95
     summary: tuple[str, ...] = ()
     topics: Sequence[TopicResult] = ()
 
+    @property
+    def arbiter(self) -> str:
+        """The arbiter's name in the manifest: 'none', a spec such as 'rules', or 'arbiter' for a fitted one.
 
-def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -> str:
-    """Return the name of the arbiter in the manifest of a policy.
-
-    If the gate reads no draft, the name tells the arbiter to generate one.
-
-    Args:
-        chosen: The policy.
-        folder: Folder of the fitted arbiter; None if the policy has none.
-        reads_draft: Whether the gate reads a draft.
-    """
-    if folder is not None:
-        return ARBITER_FOLDER
-    if not chosen.arbiter:
-        return NO_ARBITER
-    return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
+        If the gate reads no draft, the name tells the arbiter to generate one.
+        """
+        if self.choice is None:
+            return "rules"
+        if self.arbiter_folder is not None:
+            return ARBITER_FOLDER
+        if not self.choice.chosen.arbiter:
+            return NO_ARBITER
+        return self.choice.chosen.arbiter if self.result.request.draft_tokens else ARBITER_WITH_DRAFTS
 
 
 def make_constant_result() -> FitResult:
@@ -99,14 +101,17 @@ def make_constant_result() -> FitResult:
     return FitResult(CONSTANT_GATE, {}, frozenset(), SignalRequest(), {}, score_rows)
 
 
-def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
+def write_policy(parts: PolicyParts, work: Path, out: Path, command: str) -> None:
     """Write the folder of a policy: its gate with arbiter, guarantee and extended model card.
 
     Args:
         parts: The policy.
-        gate_folder: Folder of the fitted gate, without arbiter and guarantee.
+        work: Working folder, in which the gate alone is written first.
         out: Folder to write.
+        command: The command line that the model card shows.
     """
+    gate_folder = work / "gate"
+    save_fitted(parts.result, parts.examples, gate_folder, command=command, threshold=parts.threshold)
     artifact = read_artifact(gate_folder)
     manifest = {**artifact.manifest, "threshold": parts.threshold, "policy": _make_record(parts)}
     card = (gate_folder / CARD_FILE).read_text(encoding="utf-8")
@@ -255,11 +260,9 @@ def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
         return []
     lines = ["| searches | right | against always |", "|---|---|---|"]
     for result in frontier:
-        n = result.loss.n
-        n_right = round(result.right * n)
-        right = estimate_proportion([True] * n_right + [False] * (n - n_right))
-        interval = "" if right.low is None or right.high is None else f" [{right.low:.1%}, {right.high:.1%}]"
-        lines.append(f"| {result.searches:.0%} | {result.right:.1%}{interval} | {format_points(result.loss)} |")
+        low, high = wilson_interval(round(result.right * result.loss.n), result.loss.n)
+        right = f"{result.right:.1%} [{low:.1%}, {high:.1%}]"
+        lines.append(f"| {result.searches:.0%} | {right} | {format_points(-result.loss.mean)} |")
     title = f"{frontier[0].name} at other thresholds, on the same questions (right answers with 95 % intervals):"
     return [title, "\n".join(lines)]
 
@@ -289,11 +292,5 @@ def list_legend(choice: PolicyChoice) -> list[str]:
 
 def format_result(name: str, result: PolicyResult) -> list[str]:
     """Format a result as the cells of a table row."""
-    cells = [f"{result.searches:.1%}", f"{result.right:.1%}", f"{result.llm_calls:.2f}", format_points(result.loss)]
-    return [name, *cells]
-
-
-def format_points(loss: NetLoss) -> str:
-    """Format a loss in percentage points. Example: '-1.2' for 1.2 points lost."""
-    points = round(-100 * loss.mean, 1)
-    return f"{points:+.1f}" if points else "0.0"
+    gain = format_points(-result.loss.mean)  # compared with always retrieving
+    return [name, f"{result.searches:.1%}", f"{result.right:.1%}", f"{result.llm_calls:.2f}", gain]

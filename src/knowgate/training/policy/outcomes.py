@@ -227,11 +227,6 @@ class GradedQuestions:
         grades = (self.closed_book_right[rows], self.open_book_right[rows])
         return GradedQuestions(*grades, gates, arbiters, self.options, self.reference_arbiter)
 
-    def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
-        """Return which questions a policy answers right."""
-        retrieved = self.gates[gate].needs > threshold
-        return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_book_right)
-
     def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
         """Return which questions are answered right after retrieval for all of them."""
         if not arbiter:
@@ -244,9 +239,10 @@ class GradedQuestions:
         Costs are divided by `price_wrong`, the price of a wrong answer.
         """
         retrieved = self.gates[gate].needs > threshold
+        right = np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_book_right)
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
         cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
-        return np.asarray(self.answer_right(gate, arbiter, threshold) - cost / self.options.price_wrong)
+        return np.asarray(right - cost / self.options.price_wrong)
 
     def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
         """Count the LLM calls per question: two for a draft plus a search, else one.

@@ -21,13 +21,12 @@ from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, l
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
-from knowgate.training.examples import Examples
-from knowgate.training.fit_function import FitProgressCallback, FitResult, ignore_progress
+from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.policy.candidates import CandidateFitter, choose_base, detect_gpu, score_calibrated
 from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_policy, choose_policy
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
-from knowgate.training.policy.folder import PolicyParts, format_proof, name_arbiter, write_policy
+from knowgate.training.policy.folder import PolicyParts, format_proof, write_policy
 from knowgate.training.policy.outcomes import ALWAYS, NEVER, PolicyResult, combine_results, format_change
 from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
@@ -110,27 +109,6 @@ def fit_policy(
 
 
 @dataclass(frozen=True)
-class TestedPolicy:
-    """A fitted policy and its result on the held-out questions.
-
-    Attributes:
-        result: Result of the fit: the gate.
-        examples: The training data of the gate.
-        threshold: Threshold of the fitted gate.
-        outcomes: Needs and grades of the held-out questions.
-        arbiter_folder: Folder of the fitted arbiter; None if there is none.
-        held_out: The policy on the held-out questions.
-    """
-
-    result: FitResult
-    examples: Examples
-    threshold: float
-    outcomes: GateOutcomes
-    arbiter_folder: Path | None
-    held_out: PolicyResult
-
-
-@dataclass(frozen=True)
 class PolicySearch:
     """Chooses, fits, tests and writes a policy.
 
@@ -171,30 +149,22 @@ class PolicySearch:
 
         If it loses too many right answers in the test, its replacement is fitted, tested and written instead.
         """
-        tested = self._test(choice)
+        parts, held_out = self._test(choice)
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
-        total = combine_results([choice.estimate, tested.held_out])
+        total = combine_results([choice.estimate, held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             return self._fit_choice(self._replace_failed(choice, total), out)
-        retrieved = self._list_retrieved(choice.chosen, tested)
-        topics = self._measure_topics(retrieved)
-        reads_draft = bool(tested.result.request.draft_tokens)
-        parts = PolicyParts(
-            self.evidence,
-            choice,
-            tested.threshold,
-            tested.outcomes,
-            arbiter=name_arbiter(choice.chosen, tested.arbiter_folder, reads_draft),
-            arbiter_folder=tested.arbiter_folder,
-            confidence=self.options.confidence,
-            summary=tuple(self._summarize(choice, tested.held_out, total, topics)),
-            topics=topics,
-        )
-        self._write(parts, tested.result, tested.examples, out)
-        return FittedPolicy(out, choice, tested.held_out, parts.summary)
+        topics = self._measure_topics(self._list_retrieved(choice.chosen, parts))
+        summary = tuple(self._summarize(choice, held_out, total, topics))
+        write_policy(replace(parts, summary=summary, topics=topics), self.fitter.work, out, self.command)
+        return FittedPolicy(out, choice, held_out, summary)
 
-    def _test(self, choice: PolicyChoice) -> TestedPolicy:
-        """Fit the chosen gate and arbiter, and test them on the held-out questions."""
+    def _test(self, choice: PolicyChoice) -> tuple[PolicyParts, PolicyResult]:
+        """Fit the chosen gate and arbiter, and test them on the held-out questions.
+
+        Returns:
+            The fitted parts, and their result on the held-out questions.
+        """
         rows = self.evidence.held_out
         result, examples = self.fitter.fit_gate(choice.chosen.gate)
         needs = score_calibrated(result, examples, rows)
@@ -217,7 +187,10 @@ class PolicySearch:
             reference_prefers_closed_book=reference_prefers_closed_book,
             options=self.options,
         )
-        return TestedPolicy(result, examples, policy.threshold, outcomes, arbiter_folder, held_out)
+        parts = PolicyParts(
+            self.evidence, result, examples, policy.threshold, choice, outcomes, arbiter_folder, self.options.confidence
+        )
+        return parts, held_out
 
     def _replace_failed(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
         """Choose a replacement for a failed policy, usually a constant one (the same decision for every question).
@@ -241,19 +214,20 @@ class PolicySearch:
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
 
-    def _list_retrieved(self, chosen: PolicyResult, tested: TestedPolicy) -> BoolArray:
+    def _list_retrieved(self, chosen: PolicyResult, parts: PolicyParts) -> BoolArray:
         """Return for each question whether the policy retrieves.
 
         Args:
             chosen: The policy. Its decisions on the rows to choose on come from the cross-validation.
-            tested: The fitted policy, which decides on the held-out rows.
+            parts: The fitted policy, which decides on the held-out rows.
         """
+        assert parts.outcomes is not None
         needs_by_gate = {gate.name: gate.needs for gate in self.fitter.gates}
         # Always and never retrieving are not among the gates that were tried; they have a constant need.
         needs = needs_by_gate.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
         retrieved[self.evidence.fit_rows] = needs > chosen.threshold
-        retrieved[self.evidence.held_out] = tested.outcomes.needs > tested.threshold
+        retrieved[self.evidence.held_out] = parts.outcomes.needs > parts.threshold
         return retrieved
 
     def _measure_topics(self, retrieved: BoolArray | None = None) -> list[TopicResult]:
@@ -358,8 +332,8 @@ class PolicySearch:
         best = max(aurocs, key=lambda name: aurocs[name])
         result, examples = self.fitter.fit_gate(best)
         topics = self._measure_topics()
-        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, arbiter="rules", topics=topics)
-        self._write(parts, result, examples, out)
+        parts = PolicyParts(self.evidence, result, examples, UNCALIBRATED_THRESHOLD, topics=topics)
+        write_policy(parts, self.fitter.work, out, self.command)
         figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in aurocs.items())
         summary = [
             f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
@@ -368,14 +342,6 @@ class PolicySearch:
         if topics:
             summary.append(describe_extremes(topics))
         return FittedPolicy(out, None, None, tuple(summary))
-
-    def _write(self, parts: PolicyParts, result: FitResult, examples: Examples, out: Path) -> None:
-        """Write the fitted gate to the work folder, then the policy to `out`."""
-        from knowgate.training.gate_artifact import save_fitted
-
-        gate_folder = self.fitter.work / "gate"
-        save_fitted(result, examples, gate_folder, command=self.command, threshold=parts.threshold)
-        write_policy(parts, gate_folder, out)
 
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
