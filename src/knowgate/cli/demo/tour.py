@@ -57,11 +57,6 @@ class DemoPage:
 
     console: Console
 
-    @property
-    def block(self) -> str:
-        """The character that bars of a chart are made of."""
-        return "#" if self.console.options.ascii_only else "█"
-
     def print_title(self, text: str) -> None:
         self.console.print()
         self.console.print(Text(text, "bold"))
@@ -286,7 +281,7 @@ def _load(options: DemoOptions) -> comparison.DemoConversation:
     gate = default_gate(llm, AnswerPrompts().fingerprint) if is_default else load_gate(options.gate)
     rag = AdaptiveRAG(llm, gate, retriever, threshold=options.threshold, k=2)
     rag.decide("Who is there?")
-    return comparison.DemoConversation(comparison.build_mode_pipelines(rag), Conversation(rag))
+    return comparison.DemoConversation(Conversation(rag))
 
 
 def _print_stream(page: DemoPage, conversation: comparison.DemoConversation, messages: Sequence[Question]) -> None:
@@ -313,6 +308,7 @@ def _print_record(page: DemoPage) -> None:
         "These models were kept because of this result, so it is too good. The policies in README were chosen on training "
         "questions; their test questions were not fresh."
     )
-    for line in render_chart(record, page.block):
+    block = "#" if page.console.options.ascii_only else "█"
+    for line in render_chart(record, block):
         page.console.print(f"  {line}")
     page.print_paragraph(summarize_record(record))
