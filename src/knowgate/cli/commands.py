@@ -7,6 +7,7 @@ under their old names.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,13 +84,11 @@ class LazyCommands(Mapping[str, Any]):
 
     def __init__(self, entries: Mapping[str, CommandEntry]) -> None:
         self.entries = entries
-        self.loaded: dict[str, Any] = {}
+        self.load = functools.cache(lambda name: entries[name].load(name))
 
     def __getitem__(self, name: str) -> Any:
         """Return a command. The first use imports it."""
-        if name not in self.loaded:
-            self.loaded[name] = self.entries[name].load(name)
-        return self.loaded[name]
+        return self.load(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.entries

@@ -267,8 +267,8 @@ def make_arbiter_command() -> Callable[..., None]:
     ) -> None:
         with show_progress("fitting an arbiter", "examples") as show:
             watch, line = _make_watcher(show), format_command_line()
-            options = {"mode": mode, "seed": seed, "command": line, "watch": watch, **get_set_fields(own)}
-            arbiter = fit_arbiter(labels or [], out=out, **options)
+            given = get_set_fields(own)
+            arbiter = fit_arbiter(labels or [], out=out, mode=mode, seed=seed, command=line, watch=watch, **given)
         _print_arbiter(arbiter.artifact.manifest, out)
 
     command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)

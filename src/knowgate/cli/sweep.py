@@ -243,7 +243,6 @@ def _print(tables: list[TextTable], markdown: bool) -> None:
 
 
 SELF_ASSESSMENT_COLUMNS = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
-SELF_JUDGE = "self"
 
 
 class SelfAssessmentOptions(Options):
@@ -294,7 +293,7 @@ def eval_self(
 
 def _load_judge(spec: str | None, model: Model) -> Model | None:
     """Load the LLM that reads free self-assessments. 'self' means the assessed model, None no judge."""
-    if spec == SELF_JUDGE:
+    if spec == "self":
         return model
     return load_model(spec) if spec else None
 

@@ -95,25 +95,22 @@ def sum_answers(answers: Sequence[Answer]) -> AnswerTotals:
     )
 
 
-@dataclass(frozen=True)
-class DemoConversation:
-    """Conversation with every message answered in three modes.
+def answer_in_modes(conversation: Conversation, message: Question) -> AnswersByMode:
+    """Answer a message in all three modes. Answers of the gated mode are reused for the other modes.
 
-    The modes are never searching, always searching, and as the gate decides. Only gated answers enter the history.
+    Args:
+        conversation: Earlier messages, which follow-ups refer to. Its pipeline is gated, and only gated answers are
+            remembered.
+        message: The message.
     """
-
-    conversation: Conversation  # has the gated pipeline, and earlier messages, which follow-ups refer to
-
-    def answer(self, message: Question) -> AnswersByMode:
-        """Answer a message in all three modes. Answers of the gated mode are reused for the other modes."""
-        rag = self.conversation.rag
-        rewritten = self.conversation.rewrite(message.text)
-        question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
-        gated = rag.answer(question)
-        never = extract_closed_book_answer(gated, rag.max_tokens) or _answer_with_gate(rag, NEVER, question)
-        always = extract_open_book_answer(gated) or _answer_with_gate(rag, ALWAYS, question)
-        self.conversation.remember(gated)
-        return {NEVER: never, ALWAYS: always, GATED: gated}
+    rag = conversation.rag
+    rewritten = conversation.rewrite(message.text)
+    question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
+    gated = rag.answer(question)
+    never = extract_closed_book_answer(gated, rag.max_tokens) or _answer_with_gate(rag, NEVER, question)
+    always = extract_open_book_answer(gated) or _answer_with_gate(rag, ALWAYS, question)
+    conversation.remember(gated)
+    return {NEVER: never, ALWAYS: always, GATED: gated}
 
 
 def _answer_with_gate(rag: AdaptiveRAG, gate: str, question: Question) -> Answer:
