@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.options import parse_path
@@ -51,15 +52,12 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
     models = {name: parameter.annotation for name, parameter in parameters.items() if _is_model(parameter)}
     if not models:
         return function
-
     flags = {name: make_flags(model, panels.get(name)) for name, model in models.items()}
 
     def command(**values: Any) -> None:
         """Make the option models from the flags, and call the original function."""
         for name, model in models.items():
-            typed = {flag.name: values.pop(flag.name, None) for flag in flags[name]}
-            # A flag that was not typed is None. Its field stays unset.
-            values[name] = model(**{field: value for field, value in typed.items() if value is not None})
+            values[name] = _pop_options(model, flags[name], values)
         function(**values)
 
     # A parameter without a default may follow others only by keyword.
@@ -76,9 +74,16 @@ def _is_model(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Options)
 
 
+def _pop_options(model: type[Options], flags: Sequence[inspect.Parameter], values: dict[str, Any]) -> Options:
+    """Remove the values of a model's flags from `values`, and make the model from them."""
+    flag_values = {flag.name: values.pop(flag.name, None) for flag in flags}
+    # A flag that was not typed is None. Its field stays unset.
+    return model(**{name: value for name, value in flag_values.items() if value is not None})
+
+
 def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
     """Make a typer parameter for each field of an option model with a flag."""
-    schemas = model.model_json_schema()["properties"]
+    schemas = model.model_json_schema(schema_generator=FlagSchemaGenerator)["properties"]
     flags = {name: flag for name, schema in schemas.items() if (flag := _get_flag(name, schema))}
     short_flags = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
     parameters = []
@@ -89,6 +94,16 @@ def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.P
         option = _make_typer_option(schemas[name], flag, panel, help=help_text, **bounds)
         parameters.append(_make_parameter(name, schemas[name], option, is_required=field.is_required()))
     return parameters
+
+
+class FlagSchemaGenerator(GenerateJsonSchema):
+    """Generator of JSON schemas. Types that JSON does not have, such as those of a plug-in, become flags for text."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {"type": "string"}
+
+    def literal_schema(self, schema: Any) -> dict[str, Any]:
+        return {**super().literal_schema(schema), "enum": schema["expected"]}  # also for a single value
 
 
 def _get_flag(name: str, schema: Schema) -> str | None:
@@ -103,7 +118,7 @@ def _get_flag(name: str, schema: Schema) -> str | None:
 def _make_parameter(name: str, schema: Schema, option: Any, *, is_required: bool) -> inspect.Parameter:
     """Make the parameter of a flag. It is repeatable if the field is a list."""
     flag_type = _get_flag_type(schema)
-    accepted = [kind.get("type") for kind in _list_alternatives(schema)]
+    accepted = [kind.get("type") for kind in schema.get("anyOf", [schema])]
     # A field that also accepts one text, such as `str | list[str]`, takes a single value on the command line.
     is_list = "array" in accepted and "string" not in accepted
     annotation: Any = list[flag_type] if is_list else flag_type  # type: ignore[valid-type]
@@ -131,14 +146,12 @@ def _make_completion(choices: Sequence[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
-def _list_alternatives(schema: Schema) -> list[Schema]:
-    """List the types that a field accepts: several for a union, otherwise one."""
-    return list(schema.get("anyOf", [schema]))
-
-
 def _list_types(schema: Schema) -> list[Schema]:
     """List the plain types in a field. Example: `list[int] | None` gives integer and null."""
-    return [kind.get("items", kind) for kind in _list_alternatives(schema)]
+    parts = schema.get("anyOf") or schema.get("prefixItems")  # of a union, or of a tuple of fixed length
+    if parts is None and "items" not in schema:
+        return [schema]
+    return [kind for part in parts or [schema["items"]] for kind in _list_types(part)]
 
 
 def _get_flag_type(schema: Schema) -> type:
