@@ -31,7 +31,6 @@ from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda  # noqa: E402
 
 DECISION_EVENT = "knowgate_decision"
-
 CHAT_ROLES = {"human": "user", "ai": "assistant", "user": "user", "assistant": "assistant"}
 TRUNCATION_REASONS = ("length", "max_tokens", "MAX_TOKENS")  # how providers say that an answer was cut off
 

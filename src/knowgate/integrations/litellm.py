@@ -34,7 +34,6 @@ import litellm  # noqa: E402
 from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
 CHAT_CALL_TYPES = ("completion", "acompletion")  # LiteLLM's names for chat requests
-
 CONFIG_VARIABLE = "KNOWGATE_CONFIG"  # environment variable with the path of the settings file
 logger = logging.getLogger(__name__)
 
