@@ -10,7 +10,7 @@ import typer
 from pydantic import Field
 from typer.testing import CliRunner
 
-from knowgate.cli.option_flags import expand_options
+from knowgate.cli.option_flags import expand_options, make_flags
 from knowgate.core.options import Count, Options, Share
 
 
@@ -103,3 +103,25 @@ def test_a_field_without_a_flag_does_not_take_the_flag_of_another_model():
     app.command()(expand_options(both))
     CliRunner().invoke(app, ["--internal", "x"])
     assert taken == [{}, "x"]
+
+
+class Vocabulary:
+    """A type that JSON does not have."""
+
+
+class PluginOptions(Options):
+    """Options of a gate of another package."""
+
+    vocabulary: Vocabulary | None = Field(None, description="Words.")
+    shape: tuple[int, float] = (1, 1.0)
+    form: Literal["flat"] = "flat"
+
+
+def test_types_that_json_does_not_have_become_flags_for_text():
+    flags = {flag.name: flag.annotation for flag in make_flags(PluginOptions)}
+    assert {name: annotation.__origin__ for name, annotation in flags.items()} == {
+        "vocabulary": str | None,
+        "shape": list[float] | None,
+        "form": str | None,
+    }
+    assert flags["form"].__metadata__[0].metavar == "flat"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,11 +75,10 @@ def ask(
 
 def _close_log(rag: AdaptiveRAG) -> None:
     """Close the log of questions, if there is one, and print how many were logged."""
-    if rag.log is None:  # without --log
-        return
-    rag.log.close()
-    counts = f"{rag.log.n_labeled} of {rag.log.n_questions} questions"
-    inform(f"{counts} were logged: those with an answer both with and without passages.")
+    if rag.log is not None:  # with --log
+        rag.log.close()
+        counts = f"{rag.log.n_labeled} of {rag.log.n_questions} questions"
+        inform(f"{counts} were logged: those with an answer both with and without passages.")
 
 
 def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, explain: bool, as_json: bool) -> None:
@@ -92,23 +92,17 @@ def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, expl
         as_json: Print JSON records instead of text.
     """
     questions = (_parse_question_line(rag.model, line) for line in lines)
-    answers = _print_live_answers(rag, questions) if live else _print_answers(rag, questions, as_json)
+    answers = map(partial(show_streamed_answer, rag), questions) if live else _print_answers(rag, questions, as_json)
     training_distances = []  # how far each question is from the questions that the gate was fitted on
-    n_cut_off = 0
+    is_any_cut_off = False
     for answer in answers:
         training_distances.append(answer.decision.distance)
-        n_cut_off += not answer.finished
+        is_any_cut_off |= not answer.finished
         if explain and not as_json:
             show_decision_basis(answer.decision)
-    if n_cut_off and not as_json:
+    if is_any_cut_off and not as_json:
         _print_truncation_notice(rag)
     _warn_about_far_questions(rag, training_distances)
-
-
-def _print_live_answers(rag: AdaptiveRAG, questions: Iterator[Question]) -> Iterator[Answer]:
-    """Print each answer while it is generated, and yield it."""
-    for question in questions:
-        yield show_streamed_answer(rag, question)
 
 
 def _print_answers(rag: AdaptiveRAG, questions: Iterator[Question], as_json: bool) -> Iterator[Answer]:
@@ -141,23 +135,17 @@ def decide(
     for question, decision in rag.decide_stream(parsed, first=1):  # a first batch of one question appears soon
         training_distances.append(decision.distance)
         if as_json:
-            _print_decision_record(question, decision, rag.model.name)
+            id_field = {"id": question.id} if question.id else {}  # a single question has no id
+            print_json({**id_field, "question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
             _show_decided_question(question, decision, explain)
     _warn_about_far_questions(rag, training_distances)
 
 
-def _print_decision_record(question: Question, decision: Decision, model: str) -> None:
-    """Print a question and its decision as JSON. A single question has no id."""
-    id_field = {"id": question.id} if question.id else {}
-    print_json({**id_field, "question": question.text, **decision_record(decision), "model": model})
-
-
 def _show_decided_question(question: Question, decision: Decision, explain: bool) -> None:
     """Print a question with the decision and its reason. With `explain`, also print the details."""
     text = f"  {sanitize_text(question.text)}  "
-    reason = (sanitize_text(decision.reason), "dim")
-    create_console().print(Text.assemble(format_verdict(decision), text, reason))
+    create_console().print(Text.assemble(format_verdict(decision), text, (sanitize_text(decision.reason), "dim")))
     if explain:
         show_decision_basis(decision)
 
@@ -202,12 +190,10 @@ def _run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, 
     conversation = Conversation(rag)
     for number, text in enumerate(_read_conversation(first), start=1):
         if as_json:
-            question = conversation.rewrite(text, str(number))
-            answer = rag.answer(question)
+            answer = rag.answer(conversation.rewrite(text, str(number)))
             print_json(answer_record(answer, rag))
         else:
-            question = conversation.rewrite(text, "")
-            answer = _show_turn(rag, question, explain)
+            answer = _show_turn(rag, conversation.rewrite(text, ""), explain)
         conversation.remember(answer)
 
 
@@ -245,7 +231,9 @@ def _parse_question_line(model: Model, line: Question) -> Question:
     where = f"line {line.id or 1}"
     record = _parse_record(line.text, where)
     if "messages" in record:
-        messages = _check_messages(record["messages"], where)
+        messages = record["messages"]
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
         return question_from_messages(model, messages, line.id)
     text = record.get("question")
     return replace(line, text=text) if isinstance(text, str) and text.strip() else line
@@ -263,14 +251,6 @@ def _parse_record(line: str, where: str) -> dict[str, Any]:
     return record
 
 
-def _check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Return the messages of a chat if they are a list of objects."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
-    return messages
-
-
-ELLIPSIS = "…"
 MAX_PASSAGE_WIDTH = 90  # characters of a passage that are printed
 
 
@@ -378,4 +358,4 @@ def format_verdict(decision: Decision) -> tuple[str, str]:
 
 def _format_ending(answer: Answer) -> str:
     """Return an ellipsis for an answer that the token limit cut off."""
-    return "" if answer.finished else ELLIPSIS
+    return "" if answer.finished else "…"

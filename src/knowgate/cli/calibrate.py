@@ -12,7 +12,7 @@ from knowgate.cli.options import path_option, suggest_ask_options
 from knowgate.cli.progress import show_progress
 from knowgate.data.runs.folder import RunFolder
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, is_artifact
-from knowgate.gates.calibration.threshold_calibration import CalibrationOptions, calibrate
+from knowgate.gates.calibration.threshold_calibration import Calibration, CalibrationOptions, calibrate
 
 
 def calibrate_command(
@@ -45,22 +45,16 @@ def calibrate_command(
         left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())
         inform(f"Left out: {left_out}.")
     arbiter_flag = f" --arbiter {arbiter}" if arbiter else ""
-    if is_artifact(gate):
-        inform(_suggest_stored_gate(str(calibration.source), labels[0], arbiter_flag))
-    else:
-        inform(_suggest_threshold_flag(gate, calibration.threshold, arbiter_flag))
+    inform(_suggest_use(gate, calibration, labels[0], arbiter_flag))
 
 
-def _suggest_stored_gate(folder: str, run: Path, arbiter_flag: str) -> str:
-    """Say how to use a fitted gate, which stores its threshold. `run` is a label run of the LLM."""
-    model = RunFolder(run).manifest()["settings"]["model"]
-    command = f"knowgate ask --gate {folder}{arbiter_flag}{suggest_ask_options(model)}"
-    return f"Written to {folder}. Use it: {command}"
-
-
-def _suggest_threshold_flag(gate: str, threshold: float, arbiter_flag: str) -> str:
-    """Say how to use the threshold of a gate that cannot store it."""
-    if threshold == ALWAYS_RETRIEVE:
+def _suggest_use(gate: str, calibration: Calibration, run: Path, arbiter_flag: str) -> str:
+    """Say how to use the threshold. `run` is a label run of the LLM."""
+    if is_artifact(gate):  # it stores its threshold
+        model = RunFolder(run).manifest()["settings"]["model"]
+        command = f"knowgate ask --gate {calibration.source}{arbiter_flag}{suggest_ask_options(model)}"
+        return f"Written to {calibration.source}. Use it: {command}"
+    if calibration.threshold == ALWAYS_RETRIEVE:
         return f"Use it: knowgate ask --gate always{arbiter_flag}"
-    command = f"knowgate ask --gate {gate} --threshold {threshold:g}{arbiter_flag}"
+    command = f"knowgate ask --gate {gate} --threshold {calibration.threshold:g}{arbiter_flag}"
     return f"This gate cannot store a threshold. Pass it on the command line: {command}"

@@ -9,7 +9,7 @@ import typer
 
 from knowgate.cli.console import inform, print_table
 from knowgate.core.files import cache_dir
-from knowgate.core.registry import RegistryEntry, find_plugins
+from knowgate.core.registry import find_plugins
 from knowgate.gates import FALLBACK_GATE, FITTED_GATES, GATES, TEXT_ONLY_GATE
 from knowgate.models import MODELS
 from knowgate.models import embedded_weights as weights
@@ -19,21 +19,17 @@ models_app = typer.Typer(help="List LLM backends and cached weights, or download
 
 def list_gates() -> None:
     """List the gates: when each retrieves, what it needs from the LLM, and what it costs."""
-    rows = [_make_row(name, entry) for name, entry in GATES.items()]
-    for name, entry in FITTED_GATES.items():
+    rows = []
+    for name, entry in [*GATES.items(), *FITTED_GATES.items()]:
         # `constant` has no command of its own: `knowgate fit` writes it if no gate is better.
-        hint = "" if name == "constant" else f" (first: knowgate fit {name})"
-        rows.append(_make_row(name, entry, hint))
+        needs_fit = name in FITTED_GATES and name != "constant"
+        hint = f" (first: knowgate fit {name})" if needs_fit else ""
+        rows.append((name, entry.summary + hint, entry.needs or "-", entry.cost, entry.paper or "-"))
     plugins = find_plugins("knowgate.gates") | find_plugins("knowgate.fitted_gates")
     rows += [(name, f"from another package: {point.value}", "-", "-", "-") for name, point in plugins.items()]
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
     inform(f"Default: the LLM's own gate, else {FALLBACK_GATE}; for text only, {TEXT_ONLY_GATE}.")
     inform("Write options after a colon, as in logprob:mean or random:rate=0.3,seed=1.")
-
-
-def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...]:
-    """Make a row of the table of gates; `hint` is appended to the summary."""
-    return name, entry.summary + hint, entry.needs or "-", entry.cost, entry.paper or "-"
 
 
 @models_app.callback(invoke_without_command=True)

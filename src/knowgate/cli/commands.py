@@ -7,8 +7,9 @@ under their old names.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -34,8 +35,8 @@ class CommandEntry:
 
     target: str | Callable[[], Callable[..., None]]
     summary: str | Callable[[], str]
-    panel: str = ""
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    panel: str
+    renamed: Mapping[str, str]
 
     def describe(self) -> str:
         """Return the line that the list of commands shows."""
@@ -43,30 +44,19 @@ class CommandEntry:
 
     def load(self, name: str) -> Any:
         """Import or make the command, and return it as a typer command or group."""
+        from knowgate.cli.option_flags import expand_options
+
         target: Any = self.target
         target = load_target(target, feature=f"knowgate {name}", extra="") if isinstance(target, str) else target()
         if isinstance(target, typer.Typer):
             group = typer.main.get_group(target)
             group.name = name
             return group
-        return create_command(name, target, self.renamed)
-
-
-def create_command(name: str, function: Callable[..., None], renamed: Mapping[str, str] | None = None) -> Any:
-    """Make a typer command from a function.
-
-    Args:
-        name: Name of the command.
-        function: The function. Each parameter that is an option model becomes one flag per field.
-        renamed: New names of renamed options, keyed by their old names, which still work.
-    """
-    from knowgate.cli.option_flags import expand_options
-
-    app = typer.Typer(add_completion=False)
-    app.command(name, cls=RenamedOptionsCommand)(expand_options(function))
-    command: Any = typer.main.get_command(app)
-    command.renamed = renamed or {}
-    return command
+        app = typer.Typer(add_completion=False)
+        app.command(name, cls=RenamedOptionsCommand)(expand_options(target))
+        command: Any = typer.main.get_command(app)
+        command.renamed = self.renamed
+        return command
 
 
 class RenamedOptionsCommand(TyperCommand):
@@ -94,13 +84,11 @@ class LazyCommands(Mapping[str, Any]):
 
     def __init__(self, entries: Mapping[str, CommandEntry]) -> None:
         self.entries = entries
-        self.loaded: dict[str, Any] = {}
+        self.load = functools.cache(lambda name: entries[name].load(name))
 
     def __getitem__(self, name: str) -> Any:
         """Return a command. The first use imports it."""
-        if name not in self.loaded:
-            self.loaded[name] = self.entries[name].load(name)
-        return self.loaded[name]
+        return self.load(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.entries
@@ -132,19 +120,15 @@ class LazyGroup(TyperGroup):
         entries = self.get_entries()
         for panel in dict.fromkeys(entry.panel for entry in entries.values()):
             rows = [(name, entry.describe()) for name, entry in entries.items() if entry.panel == panel]
-            with formatter.section(panel or "Commands"):
+            with formatter.section(panel):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        ctx.command = self._with_placeholders()
-        return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
-
-    def _with_placeholders(self) -> LazyGroup:
-        """Return a copy of the group with commands for completion only. They need no slow imports."""
-        group = copy.copy(self)
+        """Complete the name of a command. Placeholders of the commands need no slow imports."""
+        ctx.command = group = copy.copy(self)
         entries = self.get_entries().items()
         group.commands = {name: TyperCommand(name=name, help=entry.describe()) for name, entry in entries}
-        return group
+        return TyperGroup.shell_complete(group, ctx, incomplete)
 
 
 RENAMED_OPTIONS = {

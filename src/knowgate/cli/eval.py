@@ -23,7 +23,7 @@ from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables
 from knowgate.evaluation.report.evaluation_verdict import build_verdict, format_point_count
 from knowgate.evaluation.report.terminal import render_tables
 from knowgate.gates.artifacts.drift import format_far_warning
-from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
+from knowgate.integrations.experiment_trackers import import_tracker, log_to_mlflow, log_to_wandb
 from knowgate.training.topics import describe_rules, propose_rules
 
 SUMMARY_WIDTH = 100  # characters; the summary is not wider, so that it fits a terminal and a page
@@ -58,9 +58,11 @@ def eval_(
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
-    check_trackers(mlflow=output.mlflow, wandb=output.wandb)
+    for tracker in ("mlflow", "wandb"):
+        if getattr(output, tracker):
+            import_tracker(tracker)  # fail before the evaluation, not after it
     if options.out is not None:
-        report_folder.check_report_folder(options.out)  # fail before the evaluation, not after it
+        report_folder.check_report_folder(options.out)
     if "price_wrong" in options.model_fields_set:  # a wrong answer is weighed against a search, by their prices
         options = options.replace(price_search=report.price_search)
     specs = split_gate_specs(gates, runs or ())

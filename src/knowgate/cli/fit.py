@@ -265,11 +265,11 @@ def make_arbiter_command() -> Callable[..., None]:
     def command(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
     ) -> None:
-        """Fit an arbiter (it picks the answer with or without passages).
-
-        Only options that the user set are passed on.
-        """
-        fit_arbiter_and_print(labels or [], out, mode, seed, get_set_fields(own))
+        with show_progress("fitting an arbiter", "examples") as show:
+            watch, line = _make_watcher(show), format_command_line()
+            given = get_set_fields(own)
+            arbiter = fit_arbiter(labels or [], out=out, mode=mode, seed=seed, command=line, watch=watch, **given)
+        _print_arbiter(arbiter.artifact.manifest, out)
 
     command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)
     command.__doc__ = ARBITER_HELP
@@ -282,22 +282,6 @@ ARBITER_ENTRY = CommandEntry(
 RERANKER_ENTRY = CommandEntry(
     "knowgate.cli.reranker:fit_reranker_command", "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS
 )
-
-
-def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:
-    """Fit an arbiter (it picks the answer with or without passages) and print its metrics.
-
-    Args:
-        labels: Folders of the label runs to fit on.
-        out: Folder to write the arbiter to.
-        mode: Kind of arbiter; 'auto' fits every kind and keeps the best.
-        seed: Random seed.
-        options: Options of the modes that the user gave, by name.
-    """
-    with show_progress("fitting an arbiter", "examples") as show:
-        watch, command = _make_watcher(show), format_command_line()
-        arbiter = fit_arbiter(labels, out=out, mode=mode, seed=seed, command=command, watch=watch, **options)
-    _print_arbiter(arbiter.artifact.manifest, out)
 
 
 def _print_arbiter(manifest: Mapping[str, Any], out: Path) -> None:

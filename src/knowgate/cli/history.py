@@ -15,6 +15,7 @@ import typer
 from knowgate.cli.console import inform, print_json, print_table
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import JsonOption
+from knowgate.core import split_batches
 from knowgate.core.files import read_jsonl
 from knowgate.core.options import Options, option
 from knowgate.core.redaction import redact_secrets
@@ -277,8 +278,8 @@ def _warn_about_language(entries: Sequence[LogEntry]) -> None:
 
 def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
     """Write entries to the log in batches, each in one transaction."""
-    for start in range(0, len(entries), ADD_BATCH):
-        store.add(entries[start : start + ADD_BATCH])
+    for batch in split_batches(entries, ADD_BATCH):
+        store.add(batch)
 
 
 def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
@@ -290,20 +291,14 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     if options.model and options.prompts:
         return HistoryScope(options.model, options.prompts, options.tenant)
     scopes = [scope for scope in store.scopes() if scope.tenant == options.tenant]
-    matching = [scope for scope in scopes if _matches(scope, options)]
+    matching = [scope for scope in scopes if options.model in (None, scope.model)]
+    matching = [scope for scope in matching if options.prompts in (None, scope.prompts)]
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
             f"it is unclear which model and prompts of the log are meant. Choose: {'; '.join(available) or 'none'}."
         )
     return matching[0]
-
-
-def _matches(scope: HistoryScope, options: ScopeOptions) -> bool:
-    """Return whether a scope has the model and prompts of the options, where given."""
-    has_model = options.model is None or scope.model == options.model
-    has_prompts = options.prompts is None or scope.prompts == options.prompts
-    return has_model and has_prompts
 
 
 def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:

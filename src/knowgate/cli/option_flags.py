@@ -18,15 +18,15 @@ If a flag is not given, its field stays unset, so `options.model_fields_set` con
 from __future__ import annotations
 
 import inspect
-import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-import annotated_types
 import typer
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.options import parse_path
@@ -34,7 +34,9 @@ from knowgate.core.options import Options
 from knowgate.core.validation import MAX_COUNT
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-FLAG_TYPES = (str, Path, float, int, bool)  # a field that accepts several types is parsed as the first of these
+Schema = Mapping[str, Any]  # JSON schema of a field, with the settings of its flag
+# Types of flags by their names in a JSON schema. A field that accepts several types is parsed as the first of these.
+FLAG_TYPES: dict[str, type] = {"string": str, "path": Path, "number": float, "integer": int, "boolean": bool}
 
 
 def expand_options(function: Callable[..., None], **panels: str) -> Callable[..., None]:
@@ -50,51 +52,21 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
     models = {name: parameter.annotation for name, parameter in parameters.items() if _is_model(parameter)}
     if not models:
         return function
+    flags = {name: make_flags(model, panels.get(name)) for name, model in models.items()}
 
     def command(**values: Any) -> None:
         """Make the option models from the flags, and call the original function."""
         for name, model in models.items():
-            values[name] = _pop_options(model, values)
+            values[name] = _pop_options(model, flags[name], values)
         function(**values)
 
     # A parameter without a default may follow others only by keyword.
-    flags = [parameter.replace(kind=KEYWORD_ONLY) for name, parameter in parameters.items() if name not in models]
-    for name, model in models.items():
-        flags += make_flags(model, panels.get(name))
-    command.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined] # typer reads the flags from it
+    others = [parameter.replace(kind=KEYWORD_ONLY) for name, parameter in parameters.items() if name not in models]
+    all_flags = [*others, *chain.from_iterable(flags.values())]
+    command.__signature__ = inspect.Signature(all_flags)  # type: ignore[attr-defined] # typer reads the flags from it
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     return command
-
-
-def _pop_options(model: type[Options], values: dict[str, Any]) -> Options:
-    """Remove the values of a model's flags from `values`, and make the model from them."""
-    flag_values = {name: values.pop(name, None) for name in _list_flags(model)}
-    # A flag that was not typed is None. Its field stays unset.
-    return model(**{name: value for name, value in flag_values.items() if value is not None})
-
-
-def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
-    """Make a typer parameter for each field of an option model with a flag."""
-    flags = _list_flags(model)
-    short_flags = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
-    return [_make_flag(name, model.model_fields[name], flag, short_flags, panel) for name, flag in flags.items()]
-
-
-def _list_flags(model: type[Options]) -> dict[str, str]:
-    """Return the flags of an option model by field name."""
-    flags = {name: get_flag(name, field) for name, field in model.model_fields.items()}
-    return {name: flag for name, flag in flags.items() if flag}
-
-
-def get_flag(name: str, field: FieldInfo) -> str | None:
-    """Return the flag of a field, such as '--max-tokens' or '--mask/--no-mask', or None."""
-    extra = _get_extra(field)
-    if "flag" in extra:
-        return str(extra["flag"]) if extra["flag"] else None
-    flag = str(extra.get("flag_name", name)).replace("_", "-")
-    is_switch = _get_flag_type(field.annotation) is bool and not flag.startswith("no-")
-    return f"--{flag}/--no-{flag}" if is_switch else f"--{flag}"
 
 
 def _is_model(parameter: inspect.Parameter) -> bool:
@@ -102,104 +74,90 @@ def _is_model(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Options)
 
 
-def _make_flag(
-    name: str, field: FieldInfo, flag: str, flags: Mapping[str, str], panel: str | None
-) -> inspect.Parameter:
-    """Make the typer parameter of one field of an option model.
+def _pop_options(model: type[Options], flags: Sequence[inspect.Parameter], values: dict[str, Any]) -> Options:
+    """Remove the values of a model's flags from `values`, and make the model from them."""
+    flag_values = {flag.name: values.pop(flag.name, None) for flag in flags}
+    # A flag that was not typed is None. Its field stays unset.
+    return model(**{name: value for name, value in flag_values.items() if value is not None})
 
-    Args:
-        name: Name of the field.
-        field: The field.
-        flag: Flag of the field, such as '--mask/--no-mask'.
-        flags: Flag of every field of the model, by field name. In the help text, they replace names of fields.
-        panel: Heading on the help page, unless the field sets its own.
-    """
-    option = _make_typer_option(field, flag, flags, panel)
-    flag_type = _get_flag_type(field.annotation)
-    annotation: Any = list[flag_type] if _is_list(field.annotation) else flag_type  # type: ignore[valid-type]
-    if field.is_required():
+
+def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
+    """Make a typer parameter for each field of an option model with a flag."""
+    schemas = model.model_json_schema(schema_generator=FlagSchemaGenerator)["properties"]
+    flags = {name: flag for name, schema in schemas.items() if (flag := _get_flag(name, schema))}
+    short_flags = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
+    parameters = []
+    for name, flag in flags.items():
+        field = model.model_fields[name]
+        help_text = translate_arguments(field.description or "", short_flags) + _format_default(field)
+        bounds = {"min": _get_bound(field, "ge"), "max": _get_bound(field, "le")}
+        option = _make_typer_option(schemas[name], flag, panel, help=help_text, **bounds)
+        parameters.append(_make_parameter(name, schemas[name], option, is_required=field.is_required()))
+    return parameters
+
+
+class FlagSchemaGenerator(GenerateJsonSchema):
+    """Generator of JSON schemas. Types that JSON does not have, such as those of a plug-in, become flags for text."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {"type": "string"}
+
+    def literal_schema(self, schema: Any) -> dict[str, Any]:
+        return {**super().literal_schema(schema), "enum": schema["expected"]}  # also for a single value
+
+
+def _get_flag(name: str, schema: Schema) -> str | None:
+    """Return the flag of a field, such as '--max-tokens' or '--mask/--no-mask', or None."""
+    if "flag" in schema:
+        return schema["flag"] or None
+    flag = schema.get("flag_name", name).replace("_", "-")
+    is_switch = _get_flag_type(schema) is bool and not flag.startswith("no-")
+    return f"--{flag}/--no-{flag}" if is_switch else f"--{flag}"
+
+
+def _make_parameter(name: str, schema: Schema, option: Any, *, is_required: bool) -> inspect.Parameter:
+    """Make the parameter of a flag. It is repeatable if the field is a list."""
+    flag_type = _get_flag_type(schema)
+    accepted = [kind.get("type") for kind in schema.get("anyOf", [schema])]
+    # A field that also accepts one text, such as `str | list[str]`, takes a single value on the command line.
+    is_list = "array" in accepted and "string" not in accepted
+    annotation: Any = list[flag_type] if is_list else flag_type  # type: ignore[valid-type]
+    if is_required:
         return inspect.Parameter(name, KEYWORD_ONLY, annotation=Annotated[annotation, option])
     # None means that the flag was not typed.
     return inspect.Parameter(name, KEYWORD_ONLY, default=None, annotation=Annotated[annotation | None, option])
 
 
-def _make_typer_option(field: FieldInfo, flag: str, flags: Mapping[str, str], panel: str | None) -> Any:
-    """Make what typer shows and checks of a flag: its help text, allowed values and bounds."""
-    extra = _get_extra(field)
-    flag_type = _get_flag_type(field.annotation)
-    choices = _list_values(field.annotation)  # empty if every value is allowed
+def _make_typer_option(schema: Schema, flag: str, panel: str | None, **settings: Any) -> Any:
+    """Make what typer shows and checks of a flag. `settings` are its help text and bounds."""
+    choices = [str(value) for kind in _list_types(schema) for value in kind.get("enum", ())]  # empty if all are allowed
     return typer.Option(
         flag,
-        help=translate_arguments(field.description or "", flags) + _format_default(field),
-        metavar=extra.get("metavar") or "|".join(choices) or None,
+        metavar=schema.get("metavar") or "|".join(choices) or None,
         autocompletion=_make_completion(choices) if choices else None,
-        rich_help_panel=extra.get("panel", panel),
-        parser=parse_path if flag_type is Path else None,
-        **_get_bounds(field, flag_type),
+        rich_help_panel=schema.get("panel", panel),
+        parser=parse_path if _get_flag_type(schema) is Path else None,
+        **settings,
     )
 
 
 def _make_completion(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a function for the shell that completes the start of a choice."""
-
-    def complete(start: str) -> list[str]:
-        return [choice for choice in choices if choice.startswith(start)]
-
-    return complete
+    """Return a function for the shell that completes a choice. Typer requires the name `incomplete`."""
+    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
-def _get_bounds(field: FieldInfo, flag_type: type) -> dict[str, Any]:
-    """Return the smallest and largest value of a numeric flag, for the help page."""
-    if flag_type not in (int, float):
-        return {}
-    minimum = _get_bound(field, annotated_types.Ge, "ge")
-    maximum = _get_bound(field, annotated_types.Le, "le")
-    return {"min": minimum, "max": maximum}
+def _list_types(schema: Schema) -> list[Schema]:
+    """List the plain types in a field. Example: `list[int] | None` gives integer and null."""
+    parts = schema.get("anyOf") or schema.get("prefixItems")  # of a union, or of a tuple of fixed length
+    if parts is None and "items" not in schema:
+        return [schema]
+    return [kind for part in parts or [schema["items"]] for kind in _list_types(part)]
 
 
-def _get_extra(field: FieldInfo) -> dict[str, Any]:
-    """Return the `json_schema_extra` of a field; empty if it has none."""
-    return dict(field.json_schema_extra) if isinstance(field.json_schema_extra, dict) else {}
-
-
-def _flatten(annotation: Any) -> Iterable[Any]:
-    """Yield the plain types in an annotation. Example: `list[int] | None` gives int and NoneType."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        yield from _flatten(arguments[0])
-    elif origin in (typing.Union, types.UnionType) or _is_list(annotation):
-        for argument in arguments:
-            yield from _flatten(argument)
-    elif origin is typing.Literal:
-        yield from {type(value) for value in arguments}
-    else:
-        yield annotation
-
-
-def _is_list(annotation: Any) -> bool:
-    """Return whether a flag can be repeated.
-
-    True for `list[int]` and `list[int] | None`, False for `int` and `str | list[str]`.
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        # A field that also accepts one text, such as `str | list[str]`, takes a single value on the command line.
-        return str not in arguments and any(_is_list(argument) for argument in arguments)
-    return origin in (list, tuple, frozenset) or getattr(origin, "__name__", "") in ("Sequence", "Iterable")
-
-
-def _get_flag_type(annotation: Any) -> type:
+def _get_flag_type(schema: Schema) -> type:
     """Return the type of a flag's value. The default is str."""
-    plain_types = set(_flatten(annotation))
-    return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain_types), str)
-
-
-def _list_values(annotation: Any) -> list[str]:
-    """List the allowed values of `Literal[...]`. Empty for other annotations."""
-    for part in (annotation, *typing.get_args(annotation)):
-        if typing.get_origin(part) is typing.Literal:
-            return [str(value) for value in typing.get_args(part)]
-    return []
+    names = {kind.get("format", kind.get("type")) for kind in _list_types(schema)}
+    return next((flag_type for name, flag_type in FLAG_TYPES.items() if name in names), str)
 
 
 def _format_default(field: FieldInfo) -> str:
@@ -210,18 +168,9 @@ def _format_default(field: FieldInfo) -> str:
     return "" if is_obvious or is_named else f" Default: {default}."
 
 
-def _get_bound(field: FieldInfo, kind: type, name: str) -> float | None:
-    """Return the minimum or maximum of a field, for the help page.
-
-    Args:
-        field: The field.
-        kind: Class of the constraint: `annotated_types.Ge` for the minimum, `annotated_types.Le` for the maximum.
-        name: Attribute that holds the value: 'ge' of `Ge`, 'le' of `Le`.
-
-    Returns:
-        The bound; None if the field has none, or one that is too large to be worth showing.
-    """
-    bounds = [getattr(item, name) for item in _iter_metadata(field) if isinstance(item, kind)]
+def _get_bound(field: FieldInfo, name: str) -> float | None:
+    """Return the minimum ('ge') or maximum ('le') of a field. A bound too large to be worth showing gives None."""
+    bounds = [getattr(item, name) for item in _iter_metadata(field) if hasattr(item, name)]
     return bounds[0] if bounds and bounds[0] < MAX_COUNT else None
 
 
@@ -233,7 +182,5 @@ def _iter_metadata(field: FieldInfo) -> Iterator[Any]:
     yield from field.metadata
     for member in typing.get_args(field.annotation):
         for item in getattr(member, "__metadata__", ()):
-            if isinstance(item, FieldInfo):  # as in `Annotated[int, Field(ge=1)]`
-                yield from item.metadata
-            else:
-                yield item
+            # `Field(ge=1)` in `Annotated[int, Field(ge=1)]` has constraints of its own.
+            yield from getattr(item, "metadata", [item])

@@ -32,7 +32,9 @@ def read_arguments(questions: list[str] | None) -> Iterator[Question]:
 def read_question_file(file: Path) -> Iterator[Question]:
     """Read questions from a text file, one per line, or from a JSONL file."""
     if is_jsonl_file(str(file)):
-        return read_messages(file)
+        return (
+            Question(_get_text(record, f"{file} line {number}"), str(number)) for number, record in read_jsonl(file)
+        )
     return _read_lines(_open_lines(file), f"'{file}'")
 
 
@@ -64,21 +66,14 @@ def _read_lines(lines: Iterable[bytes], where: str) -> Iterator[Question]:
 def _iterate_questions(lines: Iterable[bytes], where: str) -> Iterator[Question]:
     """Yield a question for each non-empty line. The id is the line number."""
     for number, line in enumerate(lines, start=1):
-        text = _decode(line, number, where)
-        if number == 1:
-            text = text.removeprefix("\ufeff")  # the byte order mark
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # the first line may have a byte order mark
+        except UnicodeDecodeError:
+            raise BadInput(
+                f"line {number} of {where} is not UTF-8 text. Convert it to UTF-8, for example with iconv."
+            ) from None
         if text.strip():
             yield Question(text.strip(), str(number))
-
-
-def _decode(line: bytes, number: int, where: str) -> str:
-    """Decode a line as UTF-8."""
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadInput(
-            f"line {number} of {where} is not UTF-8 text. Convert it to UTF-8, for example with iconv."
-        ) from None
 
 
 def _check_argument(text: str) -> str:
@@ -90,15 +85,6 @@ def _check_argument(text: str) -> str:
     except UnicodeEncodeError:
         raise BadInput(f"the question is not UTF-8 text: {text[:60]!a}. Type it in a UTF-8 terminal.") from None
     return text
-
-
-# --- traffic logs ---------------------------------------------------------------------------------
-
-
-def read_messages(file: Path) -> Iterator[Question]:
-    """Read the questions of a JSONL file of recorded traffic."""
-    for number, record in read_jsonl(file):
-        yield Question(_get_text(record, f"{file} line {number}"), str(number))
 
 
 def _get_text(record: Mapping[str, Any], where: str) -> str:

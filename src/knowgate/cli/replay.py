@@ -90,7 +90,9 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
 
 def _print_replay_caveats(logged: LoggedTraffic, results: Sequence[replay.ReplayResult], prices: replay.Prices) -> None:
     """Say what the replayed results leave out, and which risks are unknown."""
-    if prices.are_given and not prices.include_llm and any(_makes_extra_calls(result) for result in results):
+    call_savings = [result.savings["llm_calls"] for result in results]  # None if unknown
+    makes_extra_calls = any(calls is not None and calls.saved < 0 for calls in call_savings)
+    if prices.are_given and not prices.include_llm and makes_extra_calls:
         inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
     if logged.constant_decision:
         inform("So no other thresholds are shown. To compare some, serve with a gate that scores questions.")
@@ -201,12 +203,6 @@ def _format_known(result: replay.ReplayResult) -> str:
     return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})"
 
 
-def _makes_extra_calls(result: replay.ReplayResult) -> bool:
-    """Return whether the gate makes more LLM calls than always retrieving. False if unknown."""
-    calls = result.savings["llm_calls"]
-    return calls is not None and calls.saved < 0
-
-
 def _format_saving(saving: replay.SavedAmount | None, unit: str = "") -> str:
     """Format a saving against always retrieving, as '12 s (40%)'. A loss is '3 s more (10%)', an unknown amount '-'."""
     if saving is None:
@@ -305,7 +301,9 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
         print_json(_make_cost_record(logged, comparison, threshold))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
-        judge_note = _describe_judge_cost([options.gate, *logged.gates, logged.arbiter])
+        # A judge is a model of its own, which runs for every question.
+        judges = [name for name in (options.gate, *logged.gates, logged.arbiter) if name and has_judge(name)]
+        judge_note = f" {NOT_COUNTED}" if judges else ""
         print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{judge_note}")
         print_tables([build_cost_table(comparison, threshold, currency)])
     if are_assumed:
@@ -320,14 +318,6 @@ def _load_prices(file: Path | None, flags: replay.Prices) -> replay.Prices:
         return ASSUMED_PRICES
     file_prices = read_prices(file) if file else replay.Prices()
     return file_prices.replace(**given)
-
-
-def _describe_judge_cost(gates_and_arbiter: Sequence[str | None]) -> str:
-    """Say that the cost of a judge is not counted; '' if none of the gates has one.
-
-    A judge is a model of its own, which runs for every question.
-    """
-    return f" {NOT_COUNTED}" if any(has_judge(name) for name in gates_and_arbiter if name) else ""
 
 
 def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,7 +41,7 @@ def serve(
     if demo:
         options = options.replace(keep_questions=True)  # the dashboard of the demo shows them
     if demo and not {"docs", "index"} & pipeline.model_fields_set:  # the user has named no documents
-        pipeline = pipeline.replace(docs=_find_handbook())
+        pipeline = pipeline.replace(docs=demo_folder() / "handbook")
     read_settings = partial(load_command_settings, config, pipeline, no_rules)  # SIGHUP reads them again
     settings = read_settings()
     serve_options = load_serve_options(settings, options)
@@ -61,14 +60,9 @@ def _announce(local_model: str, options: ServeOptions, demo: bool) -> None:
         _print_demo_requests(address)
 
 
-def _find_handbook() -> Path:
-    """Return the folder of the sample documents for `knowgate serve --demo`."""
-    return demo_folder() / "handbook"
-
-
 def _print_demo_requests(address: str) -> None:
     """Print curl commands to copy into another terminal."""
-    inform(f"The documents are the handbook of a fictional company, in {_find_handbook()}. Try:")
+    inform(f"The documents are the handbook of a fictional company, in {demo_folder() / 'handbook'}. Try:")
     for question in DEMO_QUESTIONS:
         chat = json.dumps({"model": "knowgate", "messages": [{"role": "user", "content": question}]})
         inform(f"  curl {address}/v1/chat/completions -d '{chat}'")

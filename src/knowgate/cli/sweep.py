@@ -155,7 +155,7 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
         fit_options["epochs"] = options.epochs
     ablations = IkAblations(
         tokens=parse_integers("--tokens", options.tokens),
-        rows=[_parse_row_count(size) for size in _split(options.rows)],
+        rows=[None if size == "all" else parse_integers("--rows", size)[0] for size in _split(options.rows)],
         graders=_split(options.grades),
         judge=load_model(options.judge) if options.judge else None,
         fit_options=fit_options,
@@ -164,11 +164,6 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
     with require_extra("fitting", "train"):
         table = sweep_ik(labels, ablations, test_runs=options.test, out=options.out, notify=inform)
     _print([table], markdown)
-
-
-def _parse_row_count(text: str) -> int | None:
-    """Parse a number of training questions. None stands for 'all'."""
-    return None if text == "all" else parse_integers("--rows", text)[0]
 
 
 class DhiclSweepOptions(Options):
@@ -248,7 +243,6 @@ def _print(tables: list[TextTable], markdown: bool) -> None:
 
 
 SELF_ASSESSMENT_COLUMNS = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
-SELF_JUDGE = "self"
 
 
 class SelfAssessmentOptions(Options):
@@ -299,7 +293,7 @@ def eval_self(
 
 def _load_judge(spec: str | None, model: Model) -> Model | None:
     """Load the LLM that reads free self-assessments. 'self' means the assessed model, None no judge."""
-    if spec == SELF_JUDGE:
+    if spec == "self":
         return model
     return load_model(spec) if spec else None
 

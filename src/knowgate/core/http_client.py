@@ -145,7 +145,7 @@ class JsonClient:
         self.name = name
         self._headers = {key: value for key, value in (headers or {}).items() if value}
         self._advice = advice
-        self._deadline = deadline
+
         self.allow_retry: Callable[[], bool] = lambda: True
         self._retry = RetryPolicy(
             deadline, deadline, retries=MAX_RETRIES, backoff=pause, allow_retry=lambda: self.allow_retry()
@@ -227,7 +227,7 @@ class JsonClient:
     def _make_failure(self, problem: str, advice: str = "", wait: float | None = None) -> RetryableError:
         """Make the error for a temporary failure. `wait` is the delay requested by the server."""
         error = ServerError(
-            f"{self.name} failed: {problem.rstrip('.')}. No request succeeded within {self._deadline:g} s.{advice} Check "
+            f"{self.name} failed: {problem.rstrip('.')}. No request succeeded within {self._retry.total:g} s.{advice} Check "
             "that the server runs, or try again later.",
             brief=f"{self.name} failed: {problem.partition(': ')[0]}",
         )

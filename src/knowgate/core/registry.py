@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
@@ -108,15 +108,8 @@ def split_spec(spec: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-class ServerSpec(NamedTuple):
-    """A model on a server, as in the spec 'MODEL@URL'."""
-
-    model: str
-    url: str
-
-
-def parse_server_spec(spec: str, form: str, key_variable: str) -> ServerSpec:
-    """Split a spec 'MODEL@URL'.
+def parse_server_spec(spec: str, form: str, key_variable: str) -> tuple[str, str]:
+    """Split a spec 'MODEL@URL' into model and URL.
 
     Args:
         spec: The spec.
@@ -132,7 +125,7 @@ def parse_server_spec(spec: str, form: str, key_variable: str) -> ServerSpec:
             f"'{redact_message(redact_urls(spec))}' does not name a model and its server. Write {form}, with an http:// or "
             f"https:// URL without user name and password. Put the API key into the environment variable {key_variable}."
         )
-    return ServerSpec(match[1], match[2])
+    return match[1], match[2]
 
 
 def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:

@@ -140,30 +140,21 @@ def _make_schema(annotation: Any) -> CoreSchema:
     return _make_container_schema(origin, arguments)
 
 
-_PLAIN_SCHEMAS: dict[Any, CoreSchema] = {
-    str: core_schema.str_schema(strict=True),
-    bool: core_schema.bool_schema(strict=True),
-    int: core_schema.chain_schema(
-        [
-            core_schema.int_schema(strict=True),
-            core_schema.custom_error_schema(
-                core_schema.int_schema(gt=-MAX_INTEGER, lt=MAX_INTEGER),
-                custom_error_type="int_size",
-                custom_error_message="a whole number",
-            ),
-        ]
-    ),
-    float: core_schema.float_schema(strict=True, allow_inf_nan=False),
-    type(None): core_schema.none_schema(),
-    Any: core_schema.any_schema(),
-}
-
-
 def _expect(schema: CoreSchema, description: str) -> CoreSchema:
     """Make every error of a schema name the expected type, such as 'a list of 3'."""
     # pydantic-core formats the message, so braces must be doubled.
     message = description.replace("{", "{{").replace("}", "}}")
     return core_schema.custom_error_schema(schema, custom_error_type="expected", custom_error_message=message)
+
+
+_PLAIN_SCHEMAS: dict[Any, CoreSchema] = {
+    str: core_schema.str_schema(strict=True),
+    bool: core_schema.bool_schema(strict=True),
+    int: _expect(core_schema.int_schema(strict=True, gt=-MAX_INTEGER, lt=MAX_INTEGER), "a whole number"),
+    float: core_schema.float_schema(strict=True, allow_inf_nan=False),
+    type(None): core_schema.none_schema(),
+    Any: core_schema.any_schema(),
+}
 
 
 def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:

@@ -21,8 +21,6 @@ from knowgate.models.openai import responses
 from knowgate.types import TextStream, Vector
 from knowgate.types.records import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token
 
-MAX_CONCURRENT_REQUESTS = 8
-
 
 @dataclass(frozen=True)
 class ChatRequest:
@@ -55,6 +53,7 @@ class ChatModel(SinglePromptBackend):
 
     name: str
     depth = 0  # a chat interface returns no hidden states
+    concurrency = 8  # how many requests may run at the same time
 
     def __init__(self, name: str, *, logprobs: bool = False):
         self.name = name
@@ -81,11 +80,6 @@ class ChatModel(SinglePromptBackend):
         """Signals for gates: drafts, samples, and log-probabilities if available."""
         logprobs = {Signal.LOGPROBS} if self._logprobs else set()
         return frozenset({Signal.DRAFT, Signal.SAMPLES} | logprobs)
-
-    @property
-    def concurrency(self) -> int:
-        """How many requests may run at the same time."""
-        return MAX_CONCURRENT_REQUESTS
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
         """Return the signals for the gate per prompt: a draft and sampled answers.

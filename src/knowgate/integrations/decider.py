@@ -24,6 +24,7 @@ from knowgate.types import Decision, Model, Question
 ResultT = TypeVar("ResultT")
 DecisionCallback = Callable[[str, Decision], None]  # receives a question and its decision
 GATE_FAILED = "gate failed"  # note on a decision that retrieves only because the gate failed
+METADATA_KEY = "knowgate"  # key of the decision in the metadata of other frameworks
 MODEL_THREAD_PREFIX = "knowgate-model"  # the names of a model's worker threads start with this
 MAX_CACHED_DECISIONS = 256  # questions whose decisions `cache_decisions` keeps
 logger = logging.getLogger(__name__)

@@ -43,19 +43,6 @@ def collect_parameters(evaluation: Evaluation) -> dict[str, str]:
     return {name: str(value)[:MAX_NAME_CHARS] for name, value in parameters.items() if value is not None}
 
 
-def check_trackers(*, mlflow: bool = False, wandb: bool = False) -> None:
-    """Raise MissingExtra if a requested tracker is not installed. Call this before a long evaluation starts.
-
-    Args:
-        mlflow: Whether MLflow is needed.
-        wandb: Whether Weights & Biases is needed.
-    """
-    if mlflow:
-        _import_tracker("mlflow")
-    if wandb:
-        _import_tracker("wandb")
-
-
 def log_to_mlflow(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
     """Log an evaluation to MLflow.
 
@@ -68,7 +55,7 @@ def log_to_mlflow(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
     Returns:
         The id of the run.
     """
-    mlflow = _import_tracker("mlflow")
+    mlflow = import_tracker("mlflow")
     with wrap_errors("MLflow"):
         with mlflow.start_run(run_name=name) as run:
             mlflow.log_params(collect_parameters(evaluation))
@@ -86,7 +73,7 @@ def log_to_wandb(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
     Returns:
         The name of the run.
     """
-    wandb = _import_tracker("wandb")
+    wandb = import_tracker("wandb")
     with wrap_errors("Weights & Biases"):
         run = wandb.init(project=os.environ.get("WANDB_PROJECT") or name, config=collect_parameters(evaluation))
         run.summary.update(collect_metrics(evaluation))
@@ -94,7 +81,7 @@ def log_to_wandb(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
         return str(run.name or run.id)
 
 
-def _import_tracker(name: str) -> Any:
+def import_tracker(name: str) -> Any:
     """Import `mlflow` or `wandb`; raise MissingExtra if it is not installed."""
     with require_extra(f"logging evaluations to {name}", name):
         return importlib.import_module(name)

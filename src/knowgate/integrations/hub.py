@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from knowgate.core.artifacts import walk_files
 from knowgate.core.files import atomic_folder
 from knowgate.core.frameworks import wrap_errors
 from knowgate.core.validation import expand_path
@@ -129,12 +128,9 @@ def _copy(source: Path, out: Path, manifest: str, *, excluded: Sequence[str] = (
     is_in_use = out.exists() and (out.is_file() or any(out.iterdir()))
     if is_in_use and not (out / manifest).is_file():
         raise ArtifactError(f"'{out}' already has other content, so it is not overwritten. Choose another folder.")
+    ignore = shutil.ignore_patterns(*excluded)
     with atomic_folder(out) as folder:
-        for path in walk_files(source):
-            if path.name not in excluded:
-                target = folder / path.relative_to(source)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+        shutil.copytree(source, folder, ignore=ignore, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 
 def _parse_repository(target: str) -> str:

@@ -16,7 +16,7 @@ from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import call_or_await, check_framework_version, check_result_list, wrap_errors
 from knowgate.errors import BadSetting
 from knowgate.integrations.chat_model import ChatModel, ChatRequest, make_completion, parse_logprobs
-from knowgate.integrations.decider import Decider, as_decider, run_in_model_thread
+from knowgate.integrations.decider import METADATA_KEY, Decider, as_decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.pipeline.conversation import question_from_messages
@@ -31,7 +31,6 @@ from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda  # noqa: E402
 
 DECISION_EVENT = "knowgate_decision"
-METADATA_KEY = "knowgate"  # key of the decision in metadata and in the state of agents
 CHAT_ROLES = {"human": "user", "ai": "assistant", "user": "user", "assistant": "assistant"}
 TRUNCATION_REASONS = ("length", "max_tokens", "MAX_TOKENS")  # how providers say that an answer was cut off
 

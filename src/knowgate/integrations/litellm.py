@@ -20,7 +20,7 @@ from typing import Any
 from knowgate.core.frameworks import check_framework_version
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.integrations.chat_model import ChatModel, ChatRequest, make_completion, parse_logprobs
-from knowgate.integrations.decider import Decider, as_decider, run_in_model_thread
+from knowgate.integrations.decider import METADATA_KEY, Decider, as_decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.pipeline.builder import build_pipeline
@@ -34,7 +34,6 @@ import litellm  # noqa: E402
 from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
 CHAT_CALL_TYPES = ("completion", "acompletion")  # LiteLLM's names for chat requests
-METADATA_KEY = "knowgate"  # key of the decision in the metadata of a request
 CONFIG_VARIABLE = "KNOWGATE_CONFIG"  # environment variable with the path of the settings file
 logger = logging.getLogger(__name__)
 

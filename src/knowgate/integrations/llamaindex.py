@@ -14,7 +14,7 @@ from typing import Any
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import call_or_await, check_framework_version, check_result_list, wrap_errors
 from knowgate.integrations.chat_model import ChatModel, ChatRequest, make_completion
-from knowgate.integrations.decider import as_decider
+from knowgate.integrations.decider import METADATA_KEY, as_decider
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.types import Completion, Decision, Passage
 
@@ -25,8 +25,6 @@ from llama_index.core.base.response.schema import Response  # noqa: E402
 from llama_index.core.query_engine import CustomQueryEngine  # noqa: E402
 from llama_index.core.retrievers import BaseRetriever  # noqa: E402
 from llama_index.core.schema import NodeWithScore, QueryBundle  # noqa: E402
-
-METADATA_KEY = "knowgate"  # key of the decision in metadata
 
 
 class KnowgateRetriever(BaseRetriever):

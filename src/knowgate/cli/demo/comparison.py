@@ -59,12 +59,6 @@ class DelayedRetriever:
         return self.inner.search(queries, k)
 
 
-def build_mode_pipelines(gated: AdaptiveRAG) -> dict[str, AdaptiveRAG]:
-    """Build one pipeline for each mode, keyed by mode. They differ only in the gate."""
-    others = {mode: gated.replace(gate=load_gate(mode), threshold=None) for mode in (NEVER, ALWAYS)}
-    return {**others, GATED: gated}
-
-
 AnswersByMode = dict[str, Answer]
 
 
@@ -101,26 +95,26 @@ def sum_answers(answers: Sequence[Answer]) -> AnswerTotals:
     )
 
 
-@dataclass(frozen=True)
-class DemoConversation:
-    """Conversation with every message answered in three modes.
+def answer_in_modes(conversation: Conversation, message: Question) -> AnswersByMode:
+    """Answer a message in all three modes. Answers of the gated mode are reused for the other modes.
 
-    The modes are never searching, always searching, and as the gate decides. Only gated answers enter the history.
+    Args:
+        conversation: Earlier messages, which follow-ups refer to. Its pipeline is gated, and only gated answers are
+            remembered.
+        message: The message.
     """
+    rag = conversation.rag
+    rewritten = conversation.rewrite(message.text)
+    question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
+    gated = rag.answer(question)
+    never = extract_closed_book_answer(gated, rag.max_tokens) or _answer_with_gate(rag, NEVER, question)
+    always = extract_open_book_answer(gated) or _answer_with_gate(rag, ALWAYS, question)
+    conversation.remember(gated)
+    return {NEVER: never, ALWAYS: always, GATED: gated}
 
-    pipelines: dict[str, AdaptiveRAG]  # one per mode
-    conversation: Conversation  # earlier messages, which follow-ups refer to
 
-    def answer(self, message: Question) -> AnswersByMode:
-        """Answer a message in all three modes. Answers of the gated mode are reused for the other modes."""
-        rewritten = self.conversation.rewrite(message.text)
-        question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
-        rag = self.pipelines[GATED]
-        gated = rag.answer(question)
-        never = extract_closed_book_answer(gated, rag.max_tokens) or self.pipelines[NEVER].answer(question)
-        always = extract_open_book_answer(gated) or self.pipelines[ALWAYS].answer(question)
-        self.conversation.remember(gated)
-        return {NEVER: never, ALWAYS: always, GATED: gated}
+def _answer_with_gate(rag: AdaptiveRAG, gate: str, question: Question) -> Answer:
+    return rag.replace(gate=load_gate(gate), threshold=None).answer(question)
 
 
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:

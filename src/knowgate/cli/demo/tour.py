@@ -51,63 +51,56 @@ NEXT_STEPS = {
 }
 
 
-@dataclass(frozen=True)
-class DemoPage:
-    """Prints the parts of the tour on a console."""
+def print_title(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, "bold"))
 
-    console: Console
 
-    @property
-    def block(self) -> str:
-        """The character that bars of a chart are made of."""
-        return "#" if self.console.options.ascii_only else "█"
+def print_paragraph(console: Console, text: str, name: str = "", style: str = "") -> None:
+    """Print an indented paragraph, with an optional name in a column before it."""
+    prefix = " " * INDENT + (f"{name:{NAME_WIDTH}}" if name else "")
+    indent = " " * len(prefix)
+    for line in textwrap.wrap(sanitize_line(text), PAGE_WIDTH, initial_indent=prefix, subsequent_indent=indent):
+        console.print(Text(line, style))
 
-    def print_title(self, text: str) -> None:
-        self.console.print()
-        self.console.print(Text(text, "bold"))
 
-    def print_paragraph(self, text: str, name: str = "", style: str = "") -> None:
-        """Print an indented paragraph, with an optional name in a column before it."""
-        prefix = " " * INDENT + (f"{name:{NAME_WIDTH}}" if name else "")
-        indent = " " * len(prefix)
-        for line in textwrap.wrap(sanitize_line(text), PAGE_WIDTH, initial_indent=prefix, subsequent_indent=indent):
-            self.console.print(Text(line, style))
+def print_pair(console: Console, question: Question, answers: comparison.AnswersByMode) -> None:
+    """Print a question with its answers without and with passages, and the decision of the gate."""
+    print_paragraph(console, question.text, style="bold")
+    for mode, name in PAIR_MODES.items():
+        mark, style = MARKS[comparison.is_right(answers[mode])]
+        print_paragraph(console, f"{answers[mode].text} ({mark})", name, style)
+    decision = answers[comparison.GATED].decision
+    print_paragraph(console, f"{_format_verdict(decision)}: {decision.reason}", "the gate says")
 
-    def print_pair(self, question: Question, answers: comparison.AnswersByMode) -> None:
-        """Print a question with its answers without and with passages, and the decision of the gate."""
-        self.print_paragraph(question.text, style="bold")
-        for mode, name in PAIR_MODES.items():
-            mark, style = MARKS[comparison.is_right(answers[mode])]
-            self.print_paragraph(f"{answers[mode].text} ({mark})", name, style)
-        decision = answers[comparison.GATED].decision
-        self.print_paragraph(f"{_format_verdict(decision)}: {decision.reason}", "the gate says")
 
-    def print_row(self, message: Question, answers: comparison.AnswersByMode) -> None:
-        """Print a message, a mark for the answer of each mode, and the gate's decision."""
-        *first_lines, last_line = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
-        for line in first_lines:
-            self.console.print(Text(f"{'':{INDENT}}{line}"))
-        row = Text(f"{'':{INDENT}}{last_line:{MESSAGE_WIDTH}}")
-        for mode in comparison.MODES:
-            mark, style = MARKS[comparison.is_right(answers[mode])]
-            row.append(f"{mark:{MARK_WIDTH}}", style)
-        gated = answers[comparison.GATED]
-        row.append(_format_decision(gated.decision))
-        self.console.print(row)
-        if "asked" in gated.question.meta:  # the original text of a question that was rewritten
-            self.print_paragraph(f"understood as: {gated.question.text}", style="dim")
+def print_row(console: Console, message: Question, answers: comparison.AnswersByMode) -> None:
+    """Print a message, a mark for the answer of each mode, and the gate's decision."""
+    *first_lines, last_line = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
+    for line in first_lines:
+        console.print(Text(f"{'':{INDENT}}{line}"))
+    row = Text(f"{'':{INDENT}}{last_line:{MESSAGE_WIDTH}}")
+    for mode in comparison.MODES:
+        mark, style = MARKS[comparison.is_right(answers[mode])]
+        row.append(f"{mark:{MARK_WIDTH}}", style)
+    gated = answers[comparison.GATED]
+    row.append(_format_decision(gated.decision))
+    console.print(row)
+    if "asked" in gated.question.meta:  # the original text of a question that was rewritten
+        print_paragraph(console, f"understood as: {gated.question.text}", style="dim")
 
-    def print_totals(self, totals: Mapping[str, comparison.AnswerTotals]) -> None:
-        """Print right answers, searches and seconds of each mode as a table."""
-        sums = totals.values()
-        rows = {
-            f"right answers, of {totals[comparison.GATED].graded}": [str(total.right) for total in sums],
-            "searches": [str(total.searches) for total in sums],
-            "seconds": [f"{total.seconds:.1f}" for total in sums],
-        }
-        self.console.print(Text(_format_row("in sum", totals).rstrip(), "dim"))
-        for name, cells in rows.items():
-            self.console.print(Text(_format_row(name, cells).rstrip(), "bold"))
+
+def print_totals(console: Console, totals: Mapping[str, comparison.AnswerTotals]) -> None:
+    """Print right answers, searches and seconds of each mode as a table."""
+    sums = totals.values()
+    rows = {
+        f"right answers, of {totals[comparison.GATED].graded}": [str(total.right) for total in sums],
+        "searches": [str(total.searches) for total in sums],
+        "seconds": [f"{total.seconds:.1f}" for total in sums],
+    }
+    console.print(Text(_format_row("in sum", totals).rstrip(), "dim"))
+    for name, cells in rows.items():
+        console.print(Text(_format_row(name, cells).rstrip(), "bold"))
 
 
 def _format_row(name: str, cells: Iterable[str]) -> str:
@@ -236,29 +229,27 @@ def _format_gain(point: RecordedPoint) -> str:
 
 def run_tour(options: DemoOptions, console: Console) -> None:
     """Load the LLM and print the tour."""
-    page = DemoPage(console)
     messages = comparison.load_demo_messages(options.limit)
-    conversation = _print_first_question(options, page)
-    page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
-    page.print_paragraph(STREAM_INTRODUCTION.format(wait=_get_wait_seconds(options)))
-    _print_stream(page, conversation, messages)
-    _print_record(page)
-    page.print_title("4. Next")
+    conversation = _print_first_question(options, console)
+    print_title(console, f"2. A stream of {len(messages)} messages, as people write them")
+    print_paragraph(console, STREAM_INTRODUCTION.format(wait=_get_wait_seconds(options)))
+    _print_stream(console, conversation, messages)
+    _print_record(console)
+    print_title(console, "4. Next")
     for name, command in NEXT_STEPS.items():
-        page.print_paragraph(command, name)
+        print_paragraph(console, command, name)
 
 
 def run_quick_tour(options: DemoOptions, console: Console) -> None:
     """Print the first question alone. Where no LLM can run, print the recorded results instead."""
-    page = DemoPage(console)
     try:
-        _print_first_question(options, page)
+        _print_first_question(options, console)
     except MissingExtra as error:
-        _print_record(page)
-        page.print_paragraph(f"Only recorded results are shown: {error}")
+        _print_record(console)
+        print_paragraph(console, f"Only recorded results are shown: {error}")
 
 
-def _print_first_question(options: DemoOptions, page: DemoPage) -> comparison.DemoConversation:
+def _print_first_question(options: DemoOptions, console: Console) -> Conversation:
     """Load the LLM and print one question answered with and without a search.
 
     Returns:
@@ -266,9 +257,9 @@ def _print_first_question(options: DemoOptions, page: DemoPage) -> comparison.De
     """
     inform(f"Loading {options.model} (takes longest the first time) ...")
     conversation = _load(options)
-    page.print_title(f"1. One question, two ways ({options.model}, on this machine)")
+    print_title(console, f"1. One question, two ways ({options.model}, on this machine)")
     for question in comparison.load_demo_messages(name=comparison.PAIR_FILE):
-        page.print_pair(question, conversation.answer(question))
+        print_pair(console, question, comparison.answer_in_modes(conversation, question))
     return conversation
 
 
@@ -277,7 +268,7 @@ def _get_wait_seconds(options: DemoOptions) -> float:
     return DEFAULT_SEARCH_SECONDS if options.search_seconds is None else options.search_seconds
 
 
-def _load(options: DemoOptions) -> comparison.DemoConversation:
+def _load(options: DemoOptions) -> Conversation:
     """Load the LLM, the gate and the index into a conversation. A first decision warms up the LLM."""
     index = load_retriever(str(build_cached_index(comparison.demo_folder() / "handbook", "bm25")))
     retriever = comparison.DelayedRetriever(index, _get_wait_seconds(options))
@@ -286,33 +277,35 @@ def _load(options: DemoOptions) -> comparison.DemoConversation:
     gate = default_gate(llm, AnswerPrompts().fingerprint) if is_default else load_gate(options.gate)
     rag = AdaptiveRAG(llm, gate, retriever, threshold=options.threshold, k=2)
     rag.decide("Who is there?")
-    return comparison.DemoConversation(comparison.build_mode_pipelines(rag), Conversation(rag))
+    return Conversation(rag)
 
 
-def _print_stream(page: DemoPage, conversation: comparison.DemoConversation, messages: Sequence[Question]) -> None:
+def _print_stream(console: Console, conversation: Conversation, messages: Sequence[Question]) -> None:
     """Answer the messages and print a row for each, then the sums of all modes."""
-    page.console.print(Text(f"{_format_row('message', comparison.MODES)}the gate", "dim"))
+    console.print(Text(f"{_format_row('message', comparison.MODES)}the gate", "dim"))
     answers: dict[str, list[Answer]] = {mode: [] for mode in comparison.MODES}
     for message in messages:
-        by_mode = conversation.answer(message)
-        page.print_row(message, by_mode)
+        by_mode = comparison.answer_in_modes(conversation, message)
+        print_row(console, message, by_mode)
         for mode, answer in by_mode.items():
             answers[mode].append(answer)
     totals = {mode: comparison.sum_answers(answers[mode]) for mode in comparison.MODES}
-    page.print_totals(totals)
-    page.print_paragraph(summarize_totals(totals))
+    print_totals(console, totals)
+    print_paragraph(console, summarize_totals(totals))
 
 
-def _print_record(page: DemoPage) -> None:
+def _print_record(console: Console) -> None:
     """Print the recorded results of an 8B LLM, as a chart with a legend and a summary."""
     record = read_demo_record()
-    page.print_title("3. An 8B LLM behind an API that returns only text (recorded)")
-    page.print_paragraph(
+    print_title(console, "3. An 8B LLM behind an API that returns only text (recorded)")
+    print_paragraph(
+        console,
         f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads the draft and decides "
         "whether to search; after a search, an arbiter chooses an answer. Arbiter: always search, then it chooses. "
         "These models were kept because of this result, so it is too good. The policies in README were chosen on training "
-        "questions; their test questions were not fresh."
+        "questions; their test questions were not fresh.",
     )
-    for line in render_chart(record, page.block):
-        page.console.print(f"  {line}")
-    page.print_paragraph(summarize_record(record))
+    block = "#" if console.options.ascii_only else "█"
+    for line in render_chart(record, block):
+        console.print(f"  {line}")
+    print_paragraph(console, summarize_record(record))

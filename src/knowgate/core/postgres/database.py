@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from knowgate.core.postgres import TableSchema, migrations
+from knowgate.core.postgres import Settings, TableSchema, migrations
 from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.core.postgres.migrations import Connection
 from knowgate.errors import KnowgateError
@@ -61,9 +61,7 @@ class PostgresDatabase:
         settings: PostgreSQL settings of every connection, such as (("hnsw.ef_search", "100"),).
     """
 
-    def __init__(
-        self, address: DatabaseAddress, schema: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
-    ):
+    def __init__(self, address: DatabaseAddress, schema: TableSchema | None = None, settings: Settings = ()):
         self.address = address
         self.schema = schema
         self.settings = settings
@@ -80,39 +78,34 @@ class PostgresDatabase:
         """Whether the tables exist. Does not create them."""
         assert self.schema is not None
         with self._connect() as connection:
-            try:
-                return migrations.has_tables(connection, self.address, self.schema)
-            except psycopg.Error as error:
-                raise migrations.translate_error(self.address, error) from None
+            return migrations.get_version(connection, self.address, self.schema) is not None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query with question marks for `values`, and return its rows.
 
         After a lost connection, it runs once more.
         """
-        try:
-            with self._open_pool().connection() as connection:
-                return connection.execute(to_psycopg_query(query), list(values)).fetchall()
-        except psycopg.OperationalError as error:
-            # Without a code, the error does not come from the server, which means that the connection is lost.
-            if error.sqlstate is not None and not error.sqlstate.startswith(LOST_CONNECTION_STATES):
-                raise migrations.translate_error(self.address, error) from None
-        except DATABASE_ERRORS as error:
-            raise migrations.translate_error(self.address, error) from None
+        with self._translate_errors():
+            try:
+                with self._open_pool().connection() as connection:
+                    return connection.execute(to_psycopg_query(query), list(values)).fetchall()
+            except psycopg.OperationalError as error:
+                # Without a code, the error does not come from the server, which means that the connection is lost.
+                if error.sqlstate is not None and not error.sqlstate.startswith(LOST_CONNECTION_STATES):
+                    raise
         with self.connection() as connection:
             return connection.execute(to_psycopg_query(query), list(values)).fetchall()
 
     def write(self, work: Callable[[WriteTransaction], Result]) -> Result:
         """Call `work` in a transaction and return its result. After a conflict, `work` is called again."""
-        for tries_left in reversed(range(MAX_TRANSACTION_TRIES)):
-            try:
-                with self._get_live_connection() as connection, connection.transaction():
-                    return work(WriteTransaction(connection))
-            except RETRYABLE_ERRORS as error:
-                if not tries_left:
-                    raise migrations.translate_error(self.address, error) from None
-            except DATABASE_ERRORS as error:
-                raise migrations.translate_error(self.address, error) from None
+        with self._translate_errors():
+            for tries_left in reversed(range(MAX_TRANSACTION_TRIES)):
+                try:
+                    with self._get_live_connection() as connection, connection.transaction():
+                        return work(WriteTransaction(connection))
+                except RETRYABLE_ERRORS:
+                    if not tries_left:
+                        raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     @contextlib.contextmanager
@@ -187,9 +180,14 @@ class PostgresDatabase:
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
         """Get a working connection. Database errors inside the block are raised as KnowgateError."""
+        with self._translate_errors(), self._get_live_connection() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Raise database errors inside the block as KnowgateError."""
         try:
-            with self._get_live_connection() as connection:
-                yield connection
+            yield
         except DATABASE_ERRORS as error:
             raise migrations.translate_error(self.address, error) from None
 
@@ -214,7 +212,8 @@ class PostgresDatabase:
         with self._lock:
             if self._pool is None:
                 with self._connect() as connection:
-                    self._prepare(connection)
+                    if self.schema is not None:
+                        migrations.prepare_tables(connection, self.address, self.schema)
                 self._pool = ConnectionPool(
                     self.address.conninfo,
                     kwargs=self._connect_options,
@@ -229,15 +228,6 @@ class PostgresDatabase:
                 )
             return self._pool
 
-    def _prepare(self, connection: Connection) -> None:
-        """Create or upgrade the tables, if knowgate manages them."""
-        if self.schema is None:
-            return
-        try:
-            migrations.prepare_tables(connection, self.address, self.schema)
-        except psycopg.Error as error:
-            raise migrations.translate_error(self.address, error) from None
-
     @contextlib.contextmanager
     def _connect(self) -> Iterator[Connection]:
         """Open a connection without the pool. Unlike the pool, it reports the reason of a failure."""
@@ -245,7 +235,7 @@ class PostgresDatabase:
             connection = psycopg.connect(self.address.conninfo, **self._connect_options)
         except (psycopg.Error, UnicodeError, ValueError) as error:
             raise migrations.make_connection_error(self.address, error) from None
-        with contextlib.closing(connection):
+        with self._translate_errors(), contextlib.closing(connection):
             yield connection
 
     @property

@@ -100,17 +100,12 @@ def set_search_path(connection: Connection, address: DatabaseAddress) -> None:
     connection.execute(sql.SQL("SET search_path TO {}").format(path))
 
 
-def has_tables(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> bool:
-    """Return whether a version of the tables is recorded, which may be older or newer than the latest."""
-    return _get_version(connection, address, schema) is not None
-
-
 def prepare_tables(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> None:
     """Create or upgrade the tables, and check that they match the latest version."""
     set_search_path(connection, address)
     if schema.has_vectors:
         _prepare_pgvector(connection, address)
-    if _get_version(connection, address, schema) != schema.version:
+    if get_version(connection, address, schema) != schema.version:
         _migrate(connection, address, schema)
     _check_tables(connection, address, schema)
     set_search_path(connection, address)  # again, because the schemas may have been created only now
@@ -141,7 +136,7 @@ def _check_version(connection: Connection, address: DatabaseAddress, schema: Tab
     Raises:
         KnowgateError: Another program or a newer knowgate created the tables.
     """
-    version = _get_version(connection, address, schema)
+    version = get_version(connection, address, schema)
     existing = set(schema.tables) & set(_get_columns(connection, address))
     if version is None and existing:
         raise make_schema_error(address, f"the table '{min(existing)}' has no recorded version")
@@ -162,7 +157,7 @@ def _create_schema(connection: Connection, address: DatabaseAddress) -> None:
     connection.execute(CREATE_VERSIONS_TABLE)
 
 
-def _get_version(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> int | None:
+def get_version(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> int | None:
     """Return the recorded version of the tables; None if they were never created."""
     row = connection.execute("SELECT to_regclass(%s)", [f'"{address.schema}".versions']).fetchone()
     if row is None or row[0] is None:
