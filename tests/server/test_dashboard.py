@@ -113,7 +113,8 @@ def test_replay_takes_no_costs_from_decisions_without_an_answer(serve, stub, tmp
     stub.sure = -9.0
     ask(address)
     for _ in range(3):
-        httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30)
+        id = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30).json()["id"]
+    httpx.get(f"{address}/v1/decisions/{id}")  # is answered after all decisions are written
     traffic = Traffic(read_server_log(tmp_path / "d.db").events)
     assert (len(traffic.events), traffic.count_known("open_book_cost")) == (4, 1)
 

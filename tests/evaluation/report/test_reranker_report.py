@@ -1,6 +1,6 @@
 from knowgate.evaluation.report.reranker_report import build_reranker_verdict, write_reranker_page
 from knowgate.evaluation.reranker_comparison import compare_rerankers
-from tests.evaluation.test_reranker_comparison import ALIGNED, BOTH, Table, answering, held, row
+from tests.evaluation.test_reranker_comparison import ALIGNED, BOTH, ROWS, Table, answering, held, row
 from tests.support.chromium import needs_browser, open_page
 
 
@@ -25,6 +25,15 @@ def test_a_reranker_that_ranks_no_better_is_not_recommended(tmp_path):
     assert verdict.level == "leave"
     assert verdict.headline == "Leave the retriever's order as it is."
     assert "Answers of fake to nq with the top 1 passages" in " ".join(verdict.sentences)
+
+
+def test_a_margin_whose_passages_no_llm_answered_with_is_not_the_best(tmp_path):
+    answerers = {"fake": answering(tmp_path)}
+    wrong = Table(**{passage.id: -passage.shift for row_ in ROWS for passage in row_.candidates})
+    comparison = compare_rerankers([held()], {"wrong": wrong}, answerers=answerers, margin=0.5)
+    means = next(iter(comparison.rankings.values())).measures.means["P@1"]
+    assert means["wrong, margin 0.5"].value > means["wrong"].value
+    assert build_reranker_verdict(comparison).best == "wrong"
 
 
 def test_without_a_reranker_nothing_is_recommended():

@@ -43,7 +43,11 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
     """Judge whether the best reranker is worth using. Ranking quality and LLM answers count."""
     measures = next(iter(comparison.rankings.values())).measures  # by the first source of preferences
     means = measures.means[MAIN_MEASURE]
-    rerankers = [name for name in measures.rankers if is_reranker(name)]
+    # With a margin, reranking is sometimes skipped. No LLM answers with these passages, so there may be no answers of it.
+    answers = comparison.answers.values()
+    rerankers = [
+        name for name in measures.rankers if is_reranker(name) and all(name in item.rankers for item in answers)
+    ]
     if not rerankers:
         return RerankerVerdict("unknown", "No reranker was compared with the retriever's order.", [])
     best = max(rerankers, key=lambda name: means[name].value or 0.0)
