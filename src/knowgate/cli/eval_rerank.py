@@ -53,8 +53,8 @@ class RerankEvaluationOptions(Options):
     )
     rerank_margin: Share | None = option(
         None,
-        "Also compare a variant that keeps the retriever's order if the score of its first passage exceeds "
-        "that of the second by this share.",
+        "Also compare a variant that skips reranking if the retriever is sure: its first passage scores higher than "
+        "its second by this share, such as 0.2.",
     )
     split: Literal["test", "dev", "train"] = option("test", "Split of the questions to compare on.")
     limit: Count | None = option(None, "Maximum number of questions per data set.")

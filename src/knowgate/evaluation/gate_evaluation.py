@@ -52,7 +52,7 @@ class EvaluateOptions(LiveOptions):
     )
     grader: str | None = option(
         None,
-        "Grader whose grades count, if the rows have several: `recorded` (imported grades), `exact`, `contains` or "
+        "Grader whose grades count, if a row was graded by several: `recorded` (imported grades), `exact`, `contains` or "
         "`judge`. Default: the one that the rows were labeled with.",
         metavar="NAME",
     )
@@ -60,7 +60,8 @@ class EvaluateOptions(LiveOptions):
     second_look: str | Path | None = option(
         None,
         "Folder of a fitted kbm gate that judges retrieved passages and drops those that it expects to do more harm "
-        "than good. `DIR,verdict=own` drops those that it finds insufficient, as in the paper. Adds a table of the "
+        "than good. `DIR,verdict=own` drops passages that its own verdict calls insufficient, as in the paper. Adds a "
+        "table of the "
         "results with and without this judge.",
         metavar="DIR",
     )

@@ -268,8 +268,8 @@ def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
     missing = sum(row.open is not None and not (row.passages and row.question) for row in rows)
     if missing:
         raise BadSetting(
-            f"`second_look` reads questions and passages, but {missing} rows of '{run}' have no texts. Use the original label "
-            "run (recorded answers)."
+            f"`second_look` reads questions and passages, but {missing} rows of '{run}' have no texts. Use the label "
+            "run (recorded answers) that still has the texts."
         )
 
 

@@ -115,9 +115,9 @@ class ChatModel(SinglePromptBackend):
             return self._check_logprobs(completion)
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Raise UnsupportedSignal, because a chat interface cannot score given answers such as yes and no."""
+        """Raise UnsupportedSignal, because a chat interface cannot compute the probabilities of yes and no."""
         raise UnsupportedSignal(
-            f"{self.name} cannot score given answers such as yes and no. Use an openai: or hf: model."
+            f"{self.name} cannot compute the probabilities of yes and no. Use an openai: or hf: model."
         )
 
     def _complete_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None = None) -> Completion:
@@ -206,5 +206,8 @@ def _get_user_message(prompt: Prompt) -> str:
         UnsupportedSignal: The prompt is a raw text that the LLM must continue.
     """
     if prompt.raw:
-        raise UnsupportedSignal("a chat interface cannot complete a raw text. Use an openai: or hf: model instead.")
+        raise UnsupportedSignal(
+            "this backend sends chat messages, and cannot let the LLM continue a raw text. Use an openai: or hf: "
+            "model instead."
+        )
     return prompt.text

@@ -187,5 +187,8 @@ def compute_needed(examples: Examples, grader: str, judge: Model | None) -> Bool
     n_known = len(needed) - n_unknown
     if min(n_unknown, n_known) < MIN_ROWS_PER_CLASS:
         counts = f"the grader '{grader}' grades {n_known} answers right and {n_unknown} wrong"
-        raise BadInput(f"{counts}. At least {MIN_ROWS_PER_CLASS} of each kind are needed. Label more questions.")
+        raise BadInput(
+            f"{counts}. At least {MIN_ROWS_PER_CLASS} questions of each of these kinds are needed. Label more "
+            "questions."
+        )
     return needed

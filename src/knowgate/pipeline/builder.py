@@ -259,7 +259,10 @@ def _find_probe_folder(gate: str) -> str:
     spec = parse_fitted_spec(gate)
     manifest = read_artifact(spec.folder).manifest if spec else {}
     if spec is None or manifest["gate"] != "probe":
-        raise BadSetting(f"preset='cbdr' needs a fitted gate 'probe', but gate='{gate}' is not one. {FIT_PROBE_ADVICE}")
+        raise BadSetting(
+            f"preset='cbdr' needs a folder with a fitted gate of the kind 'probe', but gate='{gate}' is none. "
+            f"{FIT_PROBE_ADVICE}"
+        )
     if manifest.get("target", "known") != "known":
         raise BadSetting(
             f"preset='cbdr' needs a probe with target='known', but gate='{gate}' has '{manifest['target']}'. {FIT_PROBE_ADVICE}"

@@ -117,8 +117,8 @@ class ServeOptions(Options):
     )
     max_changed: float | None = option(
         None,
-        "With `audit`: maximum share of answers that skipping retrieval may change, whether they were right or wrong. "
-        "If audits show that it is exceeded, the server raises an alarm and always retrieves. Default: the bound that "
+        "With `audit`: maximum share of answers that may change because retrieval is skipped, right or wrong ones. If "
+        "audits show more changed answers, the server raises an alarm and always retrieves. Default: the bound that "
         "`knowgate calibrate` recorded for the gate.",
         gt=0,
         lt=1,
@@ -139,7 +139,11 @@ class ServeOptions(Options):
     renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search", "max_loss": "max_changed"}
     price_search: Price = option(0.0, "Price of one search, from which the dashboard computes savings.")
     price_llm_call: Price | None = option(
-        None, "Price of one LLM call, if you pay per call. The dashboard subtracts the extra calls that the gate makes."
+        None,
+        (
+            "Price of one LLM call, if you pay per call. The dashboard subtracts the price of the gate's extra calls "
+            "from the money saved."
+        ),
     )
     price_token: Price | None = option(
         None, "Price of one token that the LLM reads or writes, from which the dashboard computes savings."

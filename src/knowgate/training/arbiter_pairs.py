@@ -146,7 +146,9 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
     for side, name in SIDE_NAMES.items():
         problem = examples.describe_useless_answers([getattr(pair, side).text for pair in pairs.answers])
         if problem:
-            raise BadInput(f"an arbiter (chooses between two answers) cannot learn from the {name} answers. {problem}")
+            raise BadInput(
+                f"no arbiter, which chooses between two answers, can be fitted on the {name} answers. {problem}"
+            )
     n_pairs, n_different = len(pairs.answers), int(pairs.differ.sum())
     if n_different < MIN_PAIRS:
         raise BadInput(

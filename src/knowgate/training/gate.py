@@ -37,8 +37,8 @@ class FitOptions(Options):
     )
     threshold: Share | None = option(
         None,
-        "Retrieve if the gate's score is above this threshold. Default: the best one that `max_loss` allows, "
-        "or 0.5 if no answers with passages were recorded.",
+        "Retrieve if the gate's score is above this threshold. Default: the best threshold within `max_loss`. Without "
+        "recorded answers with passages: 0.5.",
         metavar="0..1",
     )
     max_loss: float | None = option(

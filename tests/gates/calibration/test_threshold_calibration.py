@@ -221,7 +221,7 @@ def test_a_row_without_passages_is_answered_closed_book_either_way(gate, tmp_pat
     [
         ({"k": 5}, "different numbers of passages (*: 3; *: 5), but a threshold is valid for only one"),
         ({"max_tokens": 64}, "differ in their max tokens"),
-        ({"open_prompts": "b"}, "different prompts for passages"),
+        ({"open_prompts": "b"}, "different prompts for answers with passages"),
     ],
 )
 def test_runs_with_other_passages_or_lengths_are_not_mixed(gate, tmp_path, other, message):

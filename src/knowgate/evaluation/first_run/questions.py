@@ -132,8 +132,8 @@ def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) ->
     if n_usable < n_needed:
         raise BadInput(
             f"{writer} wrote only {n_usable} usable questions, but at least {MIN_WRITTEN_QUESTIONS} are needed (see "
-            f"{folder.path / folder.rows_name}). Use a larger LLM as `writer`. Or write your own, one per line, and set "
-            "`questions` to that file."
+            f"{folder.path / folder.rows_name}). Use a larger LLM as `writer`. Or write questions yourself, one per "
+            "line, and set `questions` to that file."
         )
 
 

@@ -368,7 +368,8 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
     if len(prompts) > 1:
         raise BadSetting(
-            "the label runs (recorded answers) use different prompts for passages. Calibrate the threshold on runs with the "
+            "the label runs (recorded answers) use different prompts for answers with passages. Calibrate the "
+            "threshold on runs with the "
             "same `prompts`."
         )
 

@@ -254,7 +254,10 @@ def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError("the file of hidden states is damaged or has an unknown format. Update the server.") from None
     if token_ids != list(ids) or n_tokens != len(ids):
-        raise ModelError("the server's file has hidden states of another prompt. Give each server its own folder.")
+        raise ModelError(
+            "the file that the server wrote has hidden states of another prompt, so another server probably writes to "
+            "the same folder. Give each server its own folder."
+        )
     _check_finite(states)
     return states
 

@@ -62,8 +62,9 @@ class ServerLabelReader:
             raise BadSetting("a chat prompt with several parts is not supported. Set raw=True on the prompt.")
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(
-                f"the server of openai:{self._endpoint.model} is '{self._endpoint.server}', which cannot score given answers "
-                f"(yes, no) in a prompt. Use a server of {', '.join(LABEL_SERVERS.values())}, or a local model such as hf:NAME."
+                f"the server of openai:{self._endpoint.model} is '{self._endpoint.server}', which cannot compute the "
+                f"probabilities of yes and no in a prompt. Use a server of {', '.join(LABEL_SERVERS.values())}, or a "
+                "local model such as hf:NAME."
             )
 
     def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
@@ -273,7 +274,9 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
             listed = {int(entry["id"]): responses.check_logprob(entry["logprob"]) for entry in top}
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
-    raise ModelError("the server cannot score given answers (yes, no): it lists too few tokens. Use vLLM or SGLang.")
+    raise ModelError(
+        "the server cannot compute the probabilities of yes and no: it lists too few tokens. Use vLLM or SGLang."
+    )
 
 
 def _make_alignment_error() -> ModelError:

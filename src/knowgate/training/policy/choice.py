@@ -250,7 +250,9 @@ def apply_policy(
         options: Prices.
     """
     if chosen.arbiter and prefers_closed_book is None:
-        raise BadInput(f"the choices of arbiter '{chosen.arbiter}' are missing. Pass them as `prefers_closed_book`.")
+        raise BadInput(
+            f"it is not given which answers the arbiter '{chosen.arbiter}' chose. Pass that as `prefers_closed_book`."
+        )
     # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
     values = np.full(len(closed_book_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
     gate = GateCandidate(chosen.gate, values, reads_draft and not chosen.is_constant, chosen.models)
