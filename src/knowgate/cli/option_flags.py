@@ -97,13 +97,16 @@ def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.P
 
 
 class FlagSchemaGenerator(GenerateJsonSchema):
-    """Generator of JSON schemas. Types that JSON does not have, such as those of a plug-in, become flags for text."""
+    """Generator of the JSON schemas that flags are made from. Types that JSON lacks become text."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {"type": "string"}
 
     def literal_schema(self, schema: Any) -> dict[str, Any]:
-        return {**super().literal_schema(schema), "enum": schema["expected"]}  # also for a single value
+        return {
+            **super().literal_schema(schema),
+            "enum": schema["expected"],
+        }  # a literal with one value has no `enum` otherwise
 
 
 def _get_flag(name: str, schema: Schema) -> str | None:

@@ -42,7 +42,7 @@ def open_stoppable_context() -> Iterator[contextvars.Context]:
 
 @contextlib.contextmanager
 def pause_at_checks(pause: Callable[[], None]) -> Iterator[None]:
-    """Call `pause` whenever the work in the `with` body checks its flag. Other work may run there."""
+    """Call `pause` each time that the work in the `with` body checks its stop flag. `pause` may run other work."""
     token = _PAUSE.set(pause)
     try:
         yield

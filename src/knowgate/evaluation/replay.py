@@ -130,7 +130,7 @@ class PolicyCost:
         return [name for name, (amount, price) in self._priced_amounts(prices).items() if price and amount is None]
 
     def _priced_amounts(self, prices: Prices) -> dict[str, tuple[float | None, float]]:
-        """Return (amount, price of one unit) by the name of the price."""
+        """Return (amount, price of one unit) by the name of the price. GPU time is counted in seconds."""
         return {
             "input_token": (self.prompt, prices.input_token),
             "output_token": (self.completion, prices.output_token),
@@ -163,7 +163,7 @@ class AnswerGrades(NamedTuple):
 
     closed_book: bool  # the answer without passages
     open_book: bool  # the answer with passages
-    given: bool  # the answer that is given after a search: `open_book`, or the one of both that an arbiter chooses
+    given: bool  # what the user gets after a search: the answer with passages, or the one that an arbiter chooses
 
 
 @dataclass(frozen=True, slots=True)

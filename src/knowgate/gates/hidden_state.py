@@ -84,7 +84,7 @@ class HeadProbabilities:
 
 @dataclass(frozen=True)
 class UarOptions:
-    """Options of a UAR gate.
+    """Options of a UAR gate, a decision tree of three classifiers (heads).
 
     Attributes:
         layer: Layer of the hidden state.

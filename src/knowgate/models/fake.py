@@ -69,10 +69,7 @@ class FakeEntry:
     samples: tuple[str, ...] = ()
 
     def is_open(self, text: str) -> bool:
-        """Return whether a prompt gets the open-book answer.
-
-        Such a prompt contains the text `when`, or by default the answer itself.
-        """
+        """Return whether a prompt gets the answer `open`: if it contains `when`, or by default a passage with this answer."""
         if self.open is None:
             return False
         trigger = self.open if self.when is None else self.when

@@ -287,7 +287,7 @@ def _generate_options(
 ) -> list[dict[str, Any]]:
     """Return the options of `generate` for each prompt, as part of its recording key.
 
-    `resume` is the key of the continued draft.
+    The option `resume` is the key of the draft that the answer continues, or None.
     """
     common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}
     draft_keys: list[str | None] = [None] * n_prompts

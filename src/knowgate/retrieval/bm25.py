@@ -331,6 +331,6 @@ def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
     has_equal_lengths = is_increasing and int(starts[-1]) == len(data) == len(rows)
     if not has_equal_lengths or last_term >= len(starts) - 1:
         raise BadInput("the BM25 arrays (data, indices, indptr) do not match each other.")
-    is_scanned = 0 < len(rows) <= MAX_SCANNED_VALUES
+    is_scanned = 0 < len(rows) <= MAX_SCANNED_VALUES  # scanning more would delay the start by seconds
     if is_scanned and (int(rows.min()) < 0 or int(rows.max()) >= n_passages):
         raise BadInput(f"the BM25 arrays refer to more passages than the {n_passages} of the index.")

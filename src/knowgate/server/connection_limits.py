@@ -284,7 +284,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             await self._send_headers(cycle, message)
             return
         if self._ends_with_connection:
-            cycle.expected_content_length = len(message.get("body", b""))  # so that uvicorn accepts any length
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn checks each part against it
         await RequestResponseCycle.send(cycle, message)
 
     async def _send_headers(self, cycle: RequestResponseCycle, message: Any) -> None:

@@ -148,7 +148,7 @@ def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], F
 
 
 def _describe_sizes(counts: Mapping[str, int]) -> str:
-    """Describe the number of questions of each class, and in which classes the paper has more."""
+    """Describe the number of known and unknown questions of each class, and where the paper has more of them."""
     note = "balanced: " + ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
     return f"{note}; the runs are too small for the paper's {', '.join(short)}" if short else note

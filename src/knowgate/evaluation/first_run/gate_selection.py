@@ -238,7 +238,7 @@ class GateSelector:
             reason = describe_required_questions(n, self.max_loss, delta)
         else:
             try:
-                # Nothing is held out, because the part 'test' is kept to measure the threshold.
+                # Calibrates on all these questions. The threshold is measured later, on the part 'test', which is not among them.
                 options = {"max_loss": self.max_loss, "confidence": 1 - delta, "out": candidate.folder, "held_out": 0}
                 calibration = calibrate(candidate.gate, candidate.runs, **options)
                 return CalibratedCandidate(candidate, calibration)

@@ -225,7 +225,7 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
         return f"Gates cannot be compared: {error}"
     write_report(evaluation, out, max_loss=max_loss)
     verdict = build_verdict(evaluation, CostAssumptions(), max_loss)
-    return f"{_count_right_answers(evaluation, choice)} {verdict.headline}"
+    return f"{_describe_right_answers(evaluation, choice)} {verdict.headline}"
 
 
 def _evaluate_choice(choice: GateChoice, runs: list[Path], max_loss: float) -> Evaluation:
@@ -241,7 +241,7 @@ def _evaluate_choice(choice: GateChoice, runs: list[Path], max_loss: float) -> E
     return replace(evaluation, guarantees={**evaluation.guarantees, name: guarantee})
 
 
-def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
+def _describe_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
     """Say how many answers are right: with the gate, always retrieving, and without passages."""
     table = evaluation.table
     always, never = int(table.always_right.sum()), int(table.closed_book_right.sum())

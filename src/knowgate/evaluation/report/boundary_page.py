@@ -240,7 +240,7 @@ def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
     groups = []
     for run in runs:
         accuracy = run.boundary.accuracy
-        # To be compared, closed-book answers are those to questions that also have open-book answers.
+        # Only questions with both answers are compared.
         shares = {"closed": tables.get_matched_accuracy(run), "open": accuracy.open, "mask": accuracy.mask}
         groups.append(BarGroup(run.name, [_make_share_bar(*SIDE_STYLES[side], shares[side]) for side in sides]))
     key = charts.build_color_key([SIDE_STYLES[side] for side in sides])

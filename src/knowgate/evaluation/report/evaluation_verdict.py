@@ -330,7 +330,7 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
         ]
     headline = "No gate is worth using here: retrieve for every question."
     best_choice = _describe_best_choice(recommendation)
-    if recommendation.at_own_threshold:  # one calibrated gate was judged, and none was chosen
+    if recommendation.at_own_threshold:  # a single gate was judged, at its own calibrated threshold
         return [headline, best_choice]
     return [headline, _find_reason(recommendation, evaluation), best_choice, POLICY_HINT]
 

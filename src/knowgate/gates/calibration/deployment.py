@@ -151,8 +151,8 @@ def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping
     if threshold > gate.threshold:  # a lower threshold retrieves more, so that it loses less
         yield f"the threshold used is {threshold:g}"
     if evidence.get("form") == "net" and round(threshold, 3) != threshold:
-        # If gained answers are counted ('net'), a lower threshold may lose more. Only the tested thresholds are proven,
-        # which have at most three decimals.
+        # 'net' means lost minus gained answers, so a lower threshold may lose more. Only tested thresholds are proven.
+        # A threshold with more than three decimals was not tested.
         yield f"the threshold used, {threshold}, was not tested"
 
 

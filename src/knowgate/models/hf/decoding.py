@@ -208,7 +208,7 @@ def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int])
 def _read_new_tokens(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
     """Let the model read the new token of each answer, and store the hidden states at it.
 
-    Without `layers`, nothing is done. The tokens are then read when the next logits are needed.
+    Without `layers`, this is left to the next call that needs logits.
     """
     if layers and answers:
         batch.compute_logits(layers)  # sets `batch.hidden`

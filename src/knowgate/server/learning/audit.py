@@ -238,7 +238,7 @@ class Auditor:
 
         Args:
             owner: Name of the API key of the request. Each key has its own queue.
-            arm_name: Name of the arm that decided. An audit that finds the queue full counts as dropped.
+            arm_name: Name of the arm that decided. If the queue is full, a dropped audit is counted for this arm.
         """
         if self.store is None:
             return False

@@ -185,7 +185,7 @@ class LossMonitor:
         return {"loss": self._describe_loss(), "drift": self._describe_drift()}
 
     def _describe_loss(self) -> dict[str, Any]:
-        """Return how many audited answers changed, in all and for each key."""
+        """Return how many audited answers changed, in all and for each API key."""
         return {
             "drawn": self.loss.n,
             "lost": self.loss.total,

@@ -163,7 +163,7 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
 
 
 def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge.GgufOptions:
-    """Join the options of an exported ensemble. Probabilities for check questions are averaged."""
+    """Return the options of the first member. The probabilities of its check questions are averaged over all members."""
     checks = []
     for number, check in enumerate(members[0].checks):
         known = np.mean([member.checks[number].known for member in members])
