@@ -119,6 +119,18 @@ def test_replay_takes_no_costs_from_decisions_without_an_answer(serve, stub, tmp
     assert (len(traffic.events), traffic.count_known("open_book_cost")) == (4, 1)
 
 
+def test_a_draft_that_is_sent_because_nothing_was_found_is_no_extra_call(serve, stub, tmp_path):
+    address, _ = serve(gate="logprob:first", options=log_options(tmp_path, price_search=0.005, price_llm_call=0.002))
+    stub.sure = -9.0
+    for text in (UNKNOWN, "Zyzzyva?"):
+        id = ask(address, text).headers["x-knowgate-id"]
+    assert len(stub.bodies) == 3
+    assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["extra_llm_calls"] == 1
+    httpx.get(f"{address}/v1/decisions/{id}")  # is answered after all decisions are written
+    cost = compare_traffic_costs(Traffic(read_server_log(tmp_path / "d.db").events), 0.5, Prices(search=0.005))
+    assert cost.gated.calls == 1.5
+
+
 def test_a_draft_for_the_arbiter_alone_is_an_extra_call(serve, stub):
     options = {"price_search": 0.005, "price_llm_call": 0.002}
     address, _ = serve(gate="always", options=options, change=use_arbiter(FixedArbiter(0.1)))

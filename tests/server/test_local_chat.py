@@ -157,3 +157,36 @@ def test_questions_to_an_llm_server_do_not_wait_for_each_other(serve, stub):
         until(lambda: len(stub.bodies) == 2)
         stub.waits_for.set()
         assert [first.result().status_code, second.result().status_code] == [200, 200]
+
+
+FOLLOW_UP = [
+    {"role": "user", "content": LONG},
+    {"role": "assistant", "content": "There was a queen."},
+    {"role": "user", "content": "When did she die?"},
+]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "decide"])
+def test_after_the_deadline_a_follow_up_is_no_longer_rewritten(serve, slow, path):
+    address, _ = serve(upstream=False, gate="never", options={"deadline": 2.0})
+    body = {"model": "knowgate", "messages": FOLLOW_UP}
+    assert httpx.post(f"{address}/v1/{path}", json=body, timeout=30).status_code == 504
+    assert post(address, KNOWN).status_code == 200
+    assert (slow.n_started, slow.n_stopped) == (1, 1)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "decide"])
+def test_other_keys_interrupt_the_rewriting_of_a_follow_up(serve, slow, monkeypatch, tmp_path, path):
+    monkeypatch.setattr(FakeModel, "is_interruptible", True)
+    keys = [add_key(tmp_path / "keys.json", name) for name in ("alice", "bob")]
+    alice, bob = ({"Authorization": f"Bearer {key}"} for key in keys)
+    address, _ = serve(upstream=False, gate="never", options={"keys": str(tmp_path / "keys.json")})
+    slow.seconds = 5.0
+    with ThreadPoolExecutor(1) as threads:
+        body = {"model": "knowgate", "messages": FOLLOW_UP}
+        long = threads.submit(httpx.post, f"{address}/v1/{path}", json=body, headers=alice, timeout=30)
+        until(lambda: slow.n_started == 1)
+        short = {"model": "knowgate", "messages": [{"role": "user", "content": KNOWN}]}
+        reply = httpx.post(f"{address}/v1/chat/completions", json=short, headers=bob, timeout=30)
+        assert (reply.status_code, long.done()) == (200, False)
+        assert long.result().status_code == 200

@@ -360,8 +360,9 @@ def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
         return "that set options of their own"
     if record.get("gated") is False:
         return "passed on without a decision"
-    if set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
-        return "decided without the gate, which failed"
+    failed = set(record.get("degraded") or ()) - {"alarm"}  # an alarm alone does not replace the gate's decision
+    if failed:
+        return "whose search failed" if failed == {"retriever"} else "decided without the gate, which failed"
     return None
 
 
@@ -392,13 +393,14 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     losses = [lost for kind, lost in audits if kind == "label" or skips or sent_draft]
     retrieved = bool(record["retrieve"])
     way = str(record.get("way"))
+    nothing_found = retrieved and record.get("passages") == []  # then the draft is sent, and there is no second answer
     event = TrafficEvent(
         rule_need if record.get("rule") else float(record["need"]),
         retrieved,
         reading=EventCost(seconds=reading_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
         extra_calls=float(way == SEPARATE_DRAFT),
-        has_draft=DRAFT_BY_WAY.get(way),
+        has_draft=DRAFT_BY_WAY.get(way) and not nothing_found,
         always_searches=way == "race",
     )
     if record.get("only_decided"):  # the costs of searching and answering are known only to the application

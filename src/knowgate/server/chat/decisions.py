@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from knowgate.evaluation.server_log import SEPARATE_DRAFT
 from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTime
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
+from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.request_formats import (
@@ -28,10 +29,10 @@ from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOption
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import BackgroundSearch, ForwardedRequest, UpstreamForwarder
-from knowgate.types import Completion, Decision, Passage, Question, Reranker
+from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
 BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
 MAX_DOCUMENT_CHARS = 50_000  # rerankers read less of a document, so the rest is not passed on
@@ -58,7 +59,11 @@ async def decide_questions(
     if forwarder is not None and request.model is not None and not is_knowgate_model(request.model):
         gate_service.set_model(trace, request.model)
     await _check_lengths(gate_service, request.questions or ())
-    questions = await asyncio.to_thread(_read_questions, rag, request)
+    model = cast(Model, RewriteMeter(rag.model))  # has the only method that rewriting a follow-up needs
+    if forwarder is None:
+        questions = await run_in_model_thread(rag.model, lambda: _read_questions(model, request))
+    else:
+        questions = await asyncio.to_thread(_read_questions, model, request)
     records = []
     list_time = PatternTime(LIST_RULES_SECONDS)
     for question in questions:
@@ -102,7 +107,7 @@ async def _check_lengths(gate_service: GateService, questions: Sequence[str]) ->
         raise ApiError(503, "too many long questions are being checked. Try again later.", "busy") from None
 
 
-def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
+def _read_questions(model: Model, request: DecideRequest) -> list[Question]:
     """Return the questions of a request, from its field `question`, `questions` or `messages`.
 
     Raises:
@@ -112,7 +117,7 @@ def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
         message = "the request must have exactly one of the fields 'question', 'questions' and 'messages'."
         raise ApiError(400, message, "invalid_question")
     if request.messages is not None:
-        question = extract_question(rag.model, request.messages)
+        question = extract_question(model, request.messages)
         if isinstance(question, UngatedRequest):
             raise ApiError(400, f"the chat does not end with a plain question: {question.reason}.", "not_a_question")
         return [question]

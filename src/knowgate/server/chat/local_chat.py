@@ -20,6 +20,7 @@ from knowgate.errors import BadInput
 from knowgate.gates import TEXT_ONLY_GATE
 from knowgate.models.backend import CLIENT, can_interrupt
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.question_batcher import BatchError, QuestionBatcher
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
@@ -149,11 +150,10 @@ class LocalChat:
     async def _extract_question(self, request: LocalChatRequest, meter: RewriteMeter) -> Question:
         """Return the question at the end of a chat, or raise an ApiError (400) if there is none.
 
-        The model rewrites a follow-up question in its own thread. `meter` measures that.
+        The model rewrites a follow-up question in its own thread. `meter` measures that. Canceling stops it.
         """
-        loop = asyncio.get_running_loop()
         model = cast(Model, meter)  # has the only method that rewriting needs
-        question = await loop.run_in_executor(meter.model.workers, extract_question, model, request.messages)
+        question = await run_in_model_thread(meter.model, lambda: extract_question(model, request.messages))
         if isinstance(question, UngatedRequest):
             message = f"a model in this process answers plain questions only, but {question.reason}."
             raise ApiError(400, message, "not_a_question")

@@ -27,7 +27,7 @@ from knowgate.evaluation.server_log import SEPARATE_DRAFT, split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Decision, DecisionNote
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class DecisionTotals(BaseModel):
             self.passage_tokens += passage_tokens
             self.open_book_seconds += answer_seconds
         self.raced += trace.way == "race" and not trace.decision.retrieve
-        if trace.decision.retrieve or trace.way == SEPARATE_DRAFT:
+        sends_draft = not trace.passages and trace.extra_usage == TokenUsage()  # for example, nothing was found
+        if trace.way == SEPARATE_DRAFT or (trace.decision.retrieve and not sends_draft):
             self._add_discarded_draft(trace)
 
     def _add_discarded_draft(self, trace: RequestTrace) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 
 from knowgate.core.text import estimate_tokens
+from knowgate.models.backend import allow_interruption
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.types import (
@@ -278,9 +279,10 @@ class RewriteMeter:
     seconds: float = 0.0
 
     def generate(self, prompts: Sequence[Prompt], *, max_tokens: int) -> list[list[Completion]]:
-        """Let the LLM generate texts."""
+        """Let the LLM generate texts. Calls of other clients may interrupt a local LLM."""
         start = time.perf_counter()
-        completions = self.model.generate(prompts, max_tokens=max_tokens)
+        with allow_interruption(self.model):
+            completions = self.model.generate(prompts, max_tokens=max_tokens)
         self.seconds = time.perf_counter() - start
         n_tokens = sum(completion.n_tokens for samples in completions for completion in samples)
         self.usage = TokenUsage(_count_prompt_tokens(self.model, prompts), round(n_tokens))
