@@ -15,6 +15,7 @@ from knowgate.retrieval.engines.elastic import ElasticRetriever
 from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.server import load_limits
 from knowgate.server.chat.gate_service import GateService
+from knowgate.server.json_api import dump_json
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Gate
 from tests.server.conftest import UNKNOWN
@@ -431,3 +432,9 @@ def test_a_decision_log_that_hangs_delays_no_reader_for_long(serve, tmp_path, mo
         has_recovered.set()
         blocked.result()
     assert httpx.get(f"{address}/v1/decisions/{id}").status_code == 200
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_numbers_that_json_lacks_are_written_as_null(is_large):
+    value = json.loads('{"a": [1e400, NaN, "NaN"]}')
+    assert dump_json(value, is_large=is_large) == b'{"a":[null,null,"NaN"]}'

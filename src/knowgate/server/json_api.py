@@ -79,14 +79,17 @@ def make_unknown_decision_error(id: str) -> ApiError:
 
 
 def dump_json(value: Any, *, is_large: bool = False) -> bytes:
-    """Write compact JSON. Non-ASCII characters are escaped.
+    """Write compact JSON. Non-ASCII characters are escaped. NaN and infinity become null.
 
     Args:
         value: The value.
         is_large: Whether to write it in small steps, so that other threads can run meanwhile. This takes longer.
     """
-    encoder = json.JSONEncoder(separators=(",", ":"))
-    text = "".join(encoder.iterencode(value)) if is_large else encoder.encode(value)
+    encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+    try:
+        text = "".join(encoder.iterencode(value)) if is_large else encoder.encode(value)
+    except ValueError:  # a number such as 1e400 was read as infinity, which clients cannot parse
+        return dump_json(json.loads(json.dumps(value), parse_constant=lambda name: None), is_large=is_large)
     return text.encode()
 
 
