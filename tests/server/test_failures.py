@@ -1,5 +1,6 @@
 """Failing components never block an answer; invalid requests are rejected."""
 
+import json
 import socket
 import threading
 import time
