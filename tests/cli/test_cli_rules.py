@@ -56,6 +56,16 @@ def test_rules_are_listed_in_their_order(call: Call, own: Path):
     assert lines[2].split()[0] == "greeting"
 
 
+def test_own_rules_are_tested_wherever_the_flag_stands(call: Call, own: Path, tmp_path: Path):
+    (tmp_path / "asked.txt").write_text("the vault?\n", encoding="utf-8")
+    before, after = (
+        call("rules", "--rules", own, "test", "asked.txt"),
+        call("rules", "test", "asked.txt", "--rules", own),
+    )
+    assert before.out == after.out
+    assert "gate" not in before.out
+
+
 def test_rules_are_tried_on_a_file_and_counted(call: Call, tmp_path: Path):
     (tmp_path / "asked.txt").write_text("Hi\n\nWho wrote Emma?\nHello!\n", encoding="utf-8")
     outcome = call("rules", "test", "asked.txt")

@@ -26,6 +26,7 @@ RulesFile = Annotated[Path | None, path_option("FILE", "TOML file with your own 
 def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
     """List the routing rules in order. The first matching rule decides."""
     if context.invoked_subcommand:
+        context.obj = rules  # `knowgate rules --rules FILE test` tests these rules
         return
     rows = [(rule.name, rule.match.action, rule.match.reason) for rule in load_rules(rules).rules]
     print_table(("rule", "does", "because"), rows)
@@ -35,6 +36,7 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
 
 @app.command("test")
 def try_rules(
+    context: typer.Context,
     file: Annotated[
         Path | None, path_argument("FILE", "Questions: one per line, or JSONL with question, text or messages.")
     ] = None,
@@ -45,7 +47,7 @@ def try_rules(
 
     Also counts the questions of each rule.
     """
-    rule_set = load_rules(rules)
+    rule_set = load_rules(rules or context.obj)
     counts = Counter[str]()  # number of questions by rule
     questions = read_arguments(None) if file is None else read_question_file(file)
     for question in questions:
