@@ -20,6 +20,7 @@ ARTICLES = frozenset({"a", "an", "the"})
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 SPACE_AT_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 CHOICE_LETTERS = "ABCDEFGHIJ"
+MAX_ANSWER_CHARS = 20_000  # what gates and arbiters read of an answer; megabytes would hold up all requests of a server
 CHARS_PER_TOKEN = 4  # rough average for Latin text; a Chinese character is about one token
 CACHE_SIZE = 100_000  # normalized answers to cache, because a gold answer is compared with every sampled answer
 MAX_CACHED_CHARS = 200  # longer texts are passages, which callers cache themselves

@@ -5,7 +5,9 @@ import zlib
 import numpy as np
 import pytest
 
-from knowgate.data.signals.vectors import WORDING_WIDTH, hash_wording
+from knowgate.core.text import MAX_ANSWER_CHARS
+from knowgate.data.signals.vectors import WORDING_WIDTH, draft_texts, hash_wording
+from knowgate.types import Completion, Reading
 
 
 def test_each_ngram_of_a_word_counts_in_the_column_of_its_hash():
@@ -29,3 +31,8 @@ def test_an_empty_text_is_a_row_of_zeros():
 def test_texts_without_spaces_have_ngrams_too():
     first, second = hash_wording(["北京大学", "北京"])
     assert first @ second > 0.3
+
+
+def test_of_a_very_long_draft_the_beginning_is_read():
+    readings = [Reading(Completion("x" * 1_000_000))]
+    assert [len(text) for text in draft_texts(readings)] == [MAX_ANSWER_CHARS]

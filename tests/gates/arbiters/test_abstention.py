@@ -2,9 +2,10 @@
 
 import pytest
 
+from knowgate.core.text import MAX_ANSWER_CHARS
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER, RulesArbiter, answers_agree
+from knowgate.gates.arbiters.abstention import RULES_ARBITER, RulesArbiter, answers_agree
 from tests.support.pairs_by_hand import both
 
 
@@ -93,7 +94,7 @@ def test_the_start_of_an_answer_is_streamed_once_it_does_not_abstain():
 
 def test_only_the_beginnings_of_very_long_answers_are_compared():
     """Comparing megabytes would hold up all requests of a server."""
-    same = "x " * COMPARED_CHARACTERS
+    same = "x " * MAX_ANSWER_CHARS
     assert answers_agree(same + "a", same + "b")
     assert not answers_agree("y z " + same, "z y " + same)
-    assert RULES_ARBITER.abstains("." * COMPARED_CHARACTERS + "Paris")  # nothing but dots where it is read
+    assert RULES_ARBITER.abstains("." * MAX_ANSWER_CHARS + "Paris")  # nothing but dots where it is read

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.core.files import sha256_text
-from knowgate.core.text import contains_tokens, join_tokens, normalize, tokenize
+from knowgate.core.text import MAX_ANSWER_CHARS, contains_tokens, join_tokens, normalize, tokenize
 from knowgate.core.validation import expand_path, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import AnswerPair, Arbiter, Belief
@@ -20,7 +20,6 @@ from knowgate.types import AnswerPair, Arbiter, Belief
 # rows of gate_llama3_8b), those with a phrase later on mostly go on to answer; within 80 characters 151 abstain, of
 # which 13 are right.
 ABSTENTION_WINDOW = 80
-COMPARED_CHARACTERS = 20_000  # of an answer; comparing megabytes would hold up all requests of a server
 ABSTENTION_ANSWERS = ("none", "unknown", "n/a", "null", "not applicable", "无", "未知")  # complete answers
 ENGLISH_PHRASES = (
     "not available", "not mentioned", "not specified", "not provided", "not stated", "not given", "not known",
@@ -83,7 +82,7 @@ class RulesArbiter(Arbiter):
 
         Only the start of the answer is searched for phrases.
         """
-        text = normalize(answer[:COMPARED_CHARACTERS])
+        text = normalize(answer[:MAX_ANSWER_CHARS])
         if not text or text in NORMALIZED_ABSTENTIONS:
             return True
         start = join_tokens(answer[:ABSTENTION_WINDOW])
@@ -116,8 +115,8 @@ RULES_ARBITER = RulesArbiter()  # the default arbiter
 
 def answers_agree(first: str, second: str) -> bool:
     """Return whether one answer contains the words of the other, in the same order."""
-    first_tokens = tokenize(first[:COMPARED_CHARACTERS])
-    second_tokens = tokenize(second[:COMPARED_CHARACTERS])
+    first_tokens = tokenize(first[:MAX_ANSWER_CHARS])
+    second_tokens = tokenize(second[:MAX_ANSWER_CHARS])
     return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
 
 
