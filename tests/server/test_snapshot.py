@@ -52,6 +52,7 @@ def test_raced_searches_are_not_saved_and_separate_drafts_are_extra_calls(way, s
     totals = snapshots.DecisionTotals()
     for retrieve in (True, False, False, False):
         trace = RequestTrace(way=way, decision=Decision(retrieve, 0.5, 0.5, "logprob", ""))
+        trace.passages = (Passage("1", "Mira runs it."),) if retrieve else ()
         totals.add_request(trace, 0.0, 0.0)
     figures = totals.to_json(ServeOptions())
     assert (figures["saved"]["retrievals"], figures["extra_llm_calls"]) == (saved, extra_calls)
