@@ -5,11 +5,15 @@ import json
 import sqlite3
 import stat
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
 
+from knowgate.cli.start import format_serve_command
+from knowgate.evaluation.first_run.gate_selection import GateChoice
 from knowgate.evaluation.server_log import read_logged_questions
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.telemetry.decision_log import DecisionLog
 from tests.cli.conftest import call  # noqa: F401 - a fixture
@@ -204,3 +208,16 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
     assert "the table `decisions` is missing" in call("replay", other).err
     assert "--arm works only with a decision log of the server" in call("replay", many.docs, "--arm", "a").err
     assert "is not a server log" in call("refit", many.docs).err
+
+
+@pytest.mark.parametrize(
+    ("choice", "k", "flags"),
+    [
+        (GateChoice("again/gate", is_policy=True, guarantee="at most 5 %"), 3, "--gate again/gate"),
+        (GateChoice("logprob:min", 0.4, "at most 5 %"), 3, "--gate logprob:min --threshold 0.4 --arbiter none"),
+        (GateChoice("always"), 2, "--gate always --k 3"),
+    ],
+)
+def test_a_new_gate_is_served_with_the_settings_of_the_server(choice, k, flags):
+    command = format_serve_command(Path("knowgate.toml"), PipelineOptions(k=k), choice)
+    assert command == f"knowgate serve --config knowgate.toml {flags}"

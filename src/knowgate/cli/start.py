@@ -24,11 +24,12 @@ from knowgate.core.options import Count, get_set_fields, option
 from knowgate.core.redaction import redact_urls
 from knowgate.data.questions import guess_data_spec
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.evaluation.first_run.gate_selection import NO_GUARANTEE_MESSAGE
+from knowgate.evaluation.first_run.gate_selection import NO_GUARANTEE_MESSAGE, GateChoice
 from knowgate.evaluation.first_run.labeling import POLICY_QUESTIONS, RECOMMENDED_QUESTIONS
 from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, ProgressReporter, read_progress
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
 from knowgate.evaluation.server_log import LoggedQuestions, is_server_log, read_logged_questions
+from knowgate.labels.options import DEFAULT_PASSAGES
 from knowgate.models import load_model
 from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.options import load_serve_options
@@ -264,7 +265,29 @@ def refit(
         inform(f"Finished work is kept in {options.out}. Run the same command again to continue.")
         raise
     print_result(result, first_run_options)
-    create_console().print(f"knowgate serve --config {result.config}")
+    if config is None and not DEFAULT_CONFIG.exists():
+        create_console().print(f"knowgate serve --config {result.config}")
+        return
+    inform("Serve the new gate with the settings of your server:")
+    create_console().print(format_serve_command(config, settings, result.choice))
+
+
+def format_serve_command(config: Path | None, settings: PipelineOptions, choice: GateChoice) -> str:
+    """Format the command that runs the server as its settings say, but with a new gate.
+
+    Args:
+        config: Settings file of the server; None for ./knowgate.toml.
+        settings: What the file says.
+        choice: The new gate, which was proven with DEFAULT_PASSAGES passages.
+    """
+    command = ["knowgate", "serve", *(["--config", str(config)] if config else []), "--gate", choice.gate]
+    if choice.threshold is not None:
+        command += ["--threshold", f"{choice.threshold:g}"]
+    if choice.guarantee and not choice.is_policy:
+        command += ["--arbiter", "none"]  # the guarantee was proven without one
+    if settings.k != DEFAULT_PASSAGES:
+        command += ["--k", str(DEFAULT_PASSAGES)]
+    return shlex.join(command)
 
 
 def _read_logged_questions(log: str, count: int, settings: PipelineOptions) -> LoggedQuestions:
