@@ -623,6 +623,7 @@ def test_an_llm_in_this_process_labels_a_question_once(serve, tmp_path):
     address, _ = serve(upstream=False, gate="always", options=audit_options(tmp_path), change=use_log)
     ask(address, model="knowgate")
     wait_for_audits(address, 1)
+    wait_until(history.store.list_labels)
     history.flush()
     assert (len(history.store.list_labels()), history.n_labeled) == (1, 1)
 
