@@ -204,6 +204,22 @@ def test_workers_share_decision_log_metrics_and_dashboard(arguments, tmp_path):
     assert rows(tmp_path / "d.db") == set(ids)
 
 
+def test_workers_without_a_decision_log_share_metrics_and_dashboard(stub, invented, tmp_path):
+    arguments = ["--upstream", stub.url, "--gate", "always", "--docs", str(invented.docs), "--shadow"]
+    with served(tmp_path, *arguments, "--workers", "2") as server:
+        assert [ask(server.address).status_code for _ in range(10)] == [200] * 10
+
+        def read_counts():
+            """Read the counts several times: every connection may reach another worker."""
+            pages = [httpx.get(f"{server.address}/v1/dashboard", timeout=60).json() for _ in range(6)]
+            return [page["figures"]["requests"] for page in pages]
+
+        until(lambda: read_counts() == [{"2xx": 10}] * 6)
+        learning, metrics = (httpx.get(f"{server.address}{path}", timeout=60) for path in ("/v1/learning", "/metrics"))
+    assert learning.json()["arms"]["a"]["audits"] == {}
+    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 10.0' in metrics.text
+
+
 def test_audits_are_summed_over_all_workers(arguments, tmp_path):
     audits = ["--audit", "1", "--audit-budget", "10000"]
     with served(tmp_path, *arguments, *audits, "--workers", "2") as server:

@@ -83,7 +83,9 @@ def _run_workers(
     from knowgate.server.worker_supervisor import WorkerSupervisor
 
     with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        metrics_folder = Path(folder, "metrics")  # of its own, because Prometheus reads every .db file there
+        metrics_folder.mkdir()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_folder)
         os.environ[SERVER_ID_VARIABLE], os.environ[COUNTS_FILE_VARIABLE] = uuid.uuid4().hex, f"{folder}/counts.db"
         problem_file = Path(folder, "problem.txt")
         os.environ[PROBLEM_FILE_VARIABLE] = str(problem_file)
