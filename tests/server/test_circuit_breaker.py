@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from tests.server.test_chat import ask
 from tests.server.test_failures import FailingGate, use_gate_service
 from tests.server.test_forwarding import FOUND
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, until
 
 
 class FlakyRetriever:
@@ -141,6 +142,16 @@ def test_breakers_of_all_keys_are_reported_once_no_key_succeeds_any_more():
             for _ in range(5):
                 breakers.get(name).record_failure()
         assert breakers.state == state
+
+
+def test_metrics_of_a_worker_follow_its_breakers_although_nobody_reads_them_there(serve):
+    _, app = serve(gate="never")
+    service = app.state.service
+    breaker = service.gate_service.retriever_breakers.get("")
+    for change, is_open in ((breaker.trip, 1.0), (breaker.record_success, 0.0)):
+        change()
+        read = partial(service.metrics.registry.get_sample_value, "knowgate_breaker_open", {"part": breaker.name})
+        until(lambda read=read, is_open=is_open: read() == is_open)
 
 
 def test_an_upstream_is_used_again_after_it_recovers(serve, stub):

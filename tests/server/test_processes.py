@@ -312,6 +312,25 @@ def test_a_killed_worker_is_replaced_with_a_line_in_the_log(arguments, tmp_path)
 
 
 @linux
+def test_the_open_breakers_of_killed_workers_are_no_longer_reported(invented, tmp_path):
+    arguments = ["--upstream", "http://127.0.0.1:1/v1", "--gate", "never", "--docs", str(invented.docs)]
+    with served(tmp_path, *arguments, "--workers", "2") as server:
+
+        def is_open():
+            text = httpx.get(f"{server.address}/metrics", timeout=60).text
+            return 'knowgate_breaker_open{part="upstream"} 1.0' in text
+
+        while ask(server.address).status_code != 503:  # each worker opens its breaker after five failures
+            pass
+        until(is_open)
+        for worker in list_workers(server):
+            os.kill(worker, signal.SIGKILL)
+            until(lambda worker=worker: f"Worker process {worker} ended unexpectedly" in server.said.read_text())
+        until(lambda: is_healthy(server.address))
+        until(lambda: not is_open())
+
+
+@linux
 def test_a_worker_that_is_paused_for_seconds_lives_and_one_that_ends_meanwhile_is_replaced_at_once(arguments, tmp_path):
     with served(tmp_path, *arguments, "--workers", "2") as server:
         until(lambda: len(list_workers(server)) == 2)

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
 FINGERPRINT_TTL_SECONDS = 60.0
 CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
+BREAKER_SECONDS = 1.0
 
 
 def create_app(
@@ -75,9 +76,10 @@ def create_app(
         """Listen for SIGHUP while the server runs, and close the service at the end."""
         app.state.reloader = SettingsReloader(service, settings, read_settings)
         app.state.reloader.listen()
-        cleanup = asyncio.create_task(delete_expired_hourly(service))
+        tasks = [asyncio.create_task(work(service)) for work in (delete_expired_hourly, update_breakers)]
         yield
-        cleanup.cancel()
+        for task in tasks:
+            task.cancel()
         await service.close()
 
     routes = [Route(endpoint.path, EndpointApp(service, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS]
@@ -101,6 +103,13 @@ async def delete_expired_hourly(service: Service) -> None:
             await asyncio.to_thread(retriever.retriever.delete_expired)
         del retriever  # otherwise this task would keep the old index in memory after a reload of the settings
         await asyncio.sleep(CLEANUP_SECONDS)
+
+
+async def update_breakers(service: Service) -> None:
+    """Report the states of the circuit breakers every second, also while other workers answer GET /metrics."""
+    while True:
+        service.metrics.update_breakers()
+        await asyncio.sleep(BREAKER_SECONDS)
 
 
 # --- request processing ---------------------------------------------------------------------------

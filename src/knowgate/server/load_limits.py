@@ -119,7 +119,8 @@ class BreakersByKey:
     def state(self) -> str:
         """Worst state of the component for any API key. Keys are ignored while the component works for others."""
         states = set()
-        for breaker in self._breakers.values():
+        failing = [breaker for breaker in self._breakers.values() if breaker.state != "closed"]
+        for breaker in failing:
             other_successes = [other.last_success for other in self._breakers.values() if other is not breaker]
             last_other_success = max(other_successes, default=float("-inf"))
             works_for_others = last_other_success >= breaker.last_failure - RECOVERY_SECONDS

@@ -17,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from knowgate.core.files import write_text
+from knowgate.server.telemetry.metrics import remove_gauges
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class WorkerSupervisor(Multiprocess):
             self._count_as_serving(index)
             while old.process.is_alive() and not self.should_exit.is_set():
                 old.process.join(timeout=0.1)
+            remove_gauges(old.pid)
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or hang. A worker that cannot start is tried again after a pause."""
@@ -138,6 +140,7 @@ class WorkerSupervisor(Multiprocess):
         process = self.processes[index]
         process.kill()  # it may hang
         process.join()
+        remove_gauges(process.pid)  # a killed worker leaves them behind
         self._start_times[index] = time.monotonic()
         if process in self._serving:
             self._serving.remove(process)

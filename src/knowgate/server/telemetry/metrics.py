@@ -136,14 +136,18 @@ class ServerMetrics:
         Args:
             learner: Component that runs audits and A/B tests, whose metrics are included if there is one.
         """
-        for breaker in self.breakers:
-            self.open_breakers.labels(breaker.name).set(breaker.state != "closed")
+        self.update_breakers()
         requests = generate_latest(self._get_combined_registry())
         if learner is None:
             return requests
         registry = CollectorRegistry()
         registry.register(LearningCollector(learner))
         return requests + generate_latest(registry)
+
+    def update_breakers(self) -> None:
+        """Set the gauges of the circuit breakers. With several workers, any of them may answer the next GET /metrics."""
+        for breaker in self.breakers:
+            self.open_breakers.labels(breaker.name).set(breaker.state != "closed")
 
     def _get_combined_registry(self) -> CollectorRegistry:
         """Return the metrics of this process or, if there are several workers, of all of them."""
@@ -154,9 +158,14 @@ class ServerMetrics:
         return registry
 
     def close(self) -> None:
-        """Remove the gauges of this worker. Its counters stay in the sums over all workers."""
-        if _has_several_workers():
-            mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
+        """Remove the gauges of this worker."""
+        remove_gauges(os.getpid())
+
+
+def remove_gauges(worker_pid: int | None) -> None:
+    """Remove the gauges of a worker that ends or has ended. Its counters stay in the sums over all workers."""
+    if _has_several_workers():
+        mark_process_dead(worker_pid)  # type: ignore[no-untyped-call]
 
 
 def _has_several_workers() -> bool:
