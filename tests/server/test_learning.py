@@ -1,6 +1,7 @@
 """Learning from traffic: audits, loss, alarm, shadow mode, A/B tests, labels and feedback."""
 
 import asyncio
+import json
 import sqlite3
 import threading
 import time
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from aiohttp import web
 
 import knowgate as kg
 from knowgate import AdaptiveRAG, load_gate
@@ -146,6 +148,30 @@ def test_a_completion_that_echoes_its_prompt_is_not_audited(serve, stub, tmp_pat
     address, _ = serve(gate="never", options=audit_options(tmp_path))
     httpx.post(f"{address}/v1/completions", json={"model": "m", "prompt": UNKNOWN, "echo": True}, timeout=30)
     assert count_finished_audits(address) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_for_several_answers_are_not_audited(serve, stub, tmp_path, monkeypatch, stream):
+    async def stream_twice(reply, body, delta, finish=None):
+        for index in range(2):
+            await stub._write_chunk(
+                reply, body, {"choices": [{"index": index, "delta": delta, "finish_reason": finish}]}
+            )
+
+    async def answer_twice(body):
+        choice = json.loads((await answer(body)).text)["choices"][0]
+        return web.json_response(
+            {**stub._common_fields(body, "chat.completion"), "choices": [choice] * body.get("n", 1)}
+        )
+
+    answer = stub._plain
+    monkeypatch.setattr(stub, "_send", stream_twice)
+    monkeypatch.setattr(stub, "_plain", answer_twice)
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    budget = app.state.service.learner.auditor.budget.remaining
+    assert ask(address, stream=stream, n=2).status_code == 200
+    assert count_finished_audits(address) == 0
+    assert app.state.service.learner.auditor.budget.remaining >= budget
 
 
 def test_an_audited_skip_with_equal_answers_loses_nothing(serve, stub, tmp_path, monkeypatch):
@@ -734,6 +760,20 @@ def test_an_incomplete_stream_has_no_text():
     assert stream_text.text is None
     stream_text.feed(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
     assert stream_text.text == "Paris"
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [b'[{"index":0,"delta":{"content":"Paris"}}]', b'[{"index":1,"delta":{"content":"Lyon"}}]'],
+        [b'[{"index":0,"text":"Paris"},{"index":1,"text":"Lyon"}]'],
+    ],
+)
+def test_a_stream_of_several_answers_has_no_text(chunks):
+    stream_text = StreamText()
+    for choices in (*chunks, b'[{"index":0,"delta":{},"finish_reason":"stop"}]'):
+        stream_text.feed(b'data: {"choices":' + choices + b"}\n\n")
+    assert stream_text.text is None
 
 
 # --- drift ----------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class StreamText:
 
     pieces: list[str] = field(default_factory=list)
     is_complete: bool = False
+    _has_several_answers: bool = False  # for a request with n > 1
     _incomplete_line: bytes = b""
     _byte_count: int = 0
 
@@ -78,6 +79,7 @@ class StreamText:
     def _add_chunk(self, chunk: dict[str, Any]) -> None:
         """Add the text of one chunk of a chat, a completion or the Responses API."""
         choice = _get_only_choice(chunk)
+        self._has_several_answers |= bool(choice.get("index")) or (bool(chunk.get("choices")) and not choice)
         event_type = chunk.get("type")
         if event_type == "response.output_text.delta":  # the Responses API
             text = _as_text(chunk.get("delta"))
@@ -92,8 +94,8 @@ class StreamText:
 
     @property
     def text(self) -> str | None:
-        """The text of the answer, or None if the stream ended before the answer was complete."""
-        return "".join(self.pieces) if self.is_complete else None
+        """The text of the answer, or None if the stream has several answers or ended before the answer was complete."""
+        return "".join(self.pieces) if self.is_complete and not self._has_several_answers else None
 
 
 def capture_answer(response: Response, callback: Callable[[str | None], None]) -> None:
