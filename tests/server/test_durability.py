@@ -74,6 +74,19 @@ def test_a_durable_server_does_not_acknowledge_what_it_cannot_store(serve, tmp_p
     assert app.state.service.active_requests.count == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_that_a_durable_server_does_not_send_count_as_errors_and_are_not_audited(serve, tmp_path, stream):
+    options = {"decisions": str(tmp_path / "d.db"), "durable": True, "audit": 1.0, "audit_budget": 1}
+    address, app = serve(gate="never", options=options, change=fill_disk)
+    budget = app.state.service.learner.auditor.budget.remaining
+    assert [ask(address, stream=stream).status_code for _ in range(3)] == [503] * 3
+    dashboard = httpx.get(f"{address}/v1/dashboard").json()
+    assert (dashboard["figures"]["requests"], dashboard["recent"]) == ({"5xx": 3}, [])
+    assert app.state.service.learner.auditor.budget.remaining >= budget
+    line = 'knowgate_requests_total{route="/v1/chat/completions",status="503"} 3.0'
+    assert line in httpx.get(f"{address}/metrics").text
+
+
 def test_a_durable_server_answers_after_the_decision_is_stored(serve, tmp_path):
     address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "durable": True})
     id = ask(address).headers["x-knowgate-id"]

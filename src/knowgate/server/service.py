@@ -167,39 +167,43 @@ class Service:
         return self.snapshot
 
     async def record(self, route: str, response: Response, trace: RequestTrace) -> Response:
-        """Record a request before its response is sent: metrics, decision log and audits.
+        """Record a request before its response is sent: decision log, audits and metrics.
 
         Returns:
             The response to send. With the option `durable`, this is an error if the decision could not be stored.
         """
         seconds = time.perf_counter() - trace.start
+        if trace.decision is not None:
+            response = await self._record_decision(route, response, trace, seconds)
         self.metrics.add_request(route, response.status_code, seconds, trace)
         has_valid_key = trace.client_request is not None or response.status_code not in (401, 403)
         if route in ANSWER_ROUTES and has_valid_key:
             self.snapshot.add_request(response.status_code, seconds, trace)
             self.snapshot_exchange.schedule_write()
-        if trace.decision is None:
-            return response
+        return response
+
+    async def _record_decision(self, route: str, response: Response, trace: RequestTrace, seconds: float) -> Response:
+        """Store a decision in the decision log, then in memory, and learn from its response. Return what to send."""
         report = trace.to_json()
         if trace.source_questions:  # the question was made from several messages of a chat
             report["follow_up"] = True
         if route not in ANSWER_ROUTES:  # the application searches and answers itself
             report["only_decided"] = True
+        if self.decision_log is not None:
+            model = f"openai:{trace.other_model}" if trace.other_model else self.gate_service.rag.model.name
+            record = {
+                **report,
+                "model": model,
+                "own_options": trace.has_own_options,
+                "follow_up": "follow_up" in report,
+            }
+            commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
+            if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
+                return await _reject_unstored(response, trace)
         self.recent.append(report, trace.question, trace.owner, trace.source_questions)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
-        if self.decision_log is None:
-            return response
-        model = f"openai:{trace.other_model}" if trace.other_model else self.gate_service.rag.model.name
-        record = {**report, "model": model, "own_options": trace.has_own_options, "follow_up": "follow_up" in report}
-        commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
-        if not self.options.durable or await self._wait_for_commit(commit, self.options.deadline - seconds):
-            return response
-        if isinstance(response, EventStreamResponse):
-            await response.events.aclose()  # the stream is never sent, so it must be closed here
-            response.on_close()
-        message = "the decision could not be stored, so the response is not sent. Try again later."
-        return json_api.ApiError(503, message, "log_down", trace.headers).to_response()
+        return response
 
     async def _wait_for_commit(self, commit: Future[None], seconds_left: float) -> bool:
         """Wait until a decision is stored, and return whether this succeeded in time."""
@@ -405,8 +409,7 @@ class Service:
         learner = self._require_learner()
         clear_request = json_api.parse_request(schemas.ClearAlarmRequest, await self.read_request(request))
         await learner.auditor.clear_alarm(clear_request.arm)
-        results = learner.to_json(self.metrics.count_audits)
-        return json_api.json_response(schemas.LearningResponse.model_validate(results))
+        return await self.get_learning(request, trace)
 
     async def get_metrics(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /metrics with all metrics in the text format of Prometheus."""
@@ -436,6 +439,15 @@ class Service:
         learner_problems = [] if self.learner is None else self.learner.list_problems()
         problems = [limiter_problem, *learner_problems, read_worker_problem()]
         return [problem for problem in problems if problem]  # "" stands for no problem
+
+
+async def _reject_unstored(response: Response, trace: RequestTrace) -> Response:
+    """Discard a response whose decision could not be stored. Return the error that is sent instead."""
+    if isinstance(response, EventStreamResponse):
+        await response.events.aclose()  # the stream is never sent, so it must be closed here
+        response.on_close()
+    message = "the decision could not be stored, so the response is not sent. Try again later."
+    return json_api.ApiError(503, message, "log_down", trace.headers).to_response()
 
 
 def _get_owner_filter(trace: RequestTrace) -> str | None:
