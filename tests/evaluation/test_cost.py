@@ -157,6 +157,19 @@ def test_an_audit_of_a_retrieved_question_counts_if_the_arbiter_sent_the_draft(t
     assert [event.loses_answer for event in events] == loses_answer
 
 
+def test_decisions_whose_reply_was_an_error_are_left_out_and_counted(tmp_path):
+    one = {
+        "need": 0.8,
+        "retrieve": True,
+        "threshold": 0.5,
+        "gate": "logprob",
+        "gated": True,
+    }  # without a status, as in 0.1
+    decisions(tmp_path / "d.sqlite", enumerate([one, *({**one, "status": status} for status in (200, 400, 499, 503))]))
+    log = read_server_log(tmp_path / "d.sqlite")
+    assert (len(log.events), log.left_out) == (2, {"answered with an error": 3})
+
+
 def test_gates_of_the_same_name_in_two_arms_are_not_mixed(tmp_path):
     one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "logprob", "gated": True}
     decisions(tmp_path / "d.sqlite", enumerate([{**one, "arm": "a"}, {**one, "arm": "b", "need": 0.1}, one]))

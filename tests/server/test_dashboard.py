@@ -108,6 +108,22 @@ def test_the_dashboard_and_cost_give_the_same_money(serve, stub, tmp_path):
     assert saved == pytest.approx(4 * (cost.always.money(prices) - cost.gated.money(prices)))
 
 
+def test_failed_replies_save_nothing(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=log_options(tmp_path))
+    ask(address)
+    before = httpx.get(f"{address}/v1/dashboard").json()["figures"]
+    stub.status = 500
+    ids = [ask(address).headers["x-knowgate-id"] for _ in range(3)]
+    after = httpx.get(f"{address}/v1/dashboard").json()["figures"]
+    assert (after["requests"], before["arms"]["all"]["saved"]["retrievals"]) == ({"2xx": 1, "5xx": 3}, 1)
+    assert [after[name] for name in ("arms", "needs", "stages")] == [
+        before[name] for name in ("arms", "needs", "stages")
+    ]
+    assert httpx.get(f"{address}/v1/decisions/{ids[-1]}").json()["status"] == 500
+    log = read_server_log(tmp_path / "d.db")
+    assert (len(log.events), log.left_out) == (1, {"answered with an error": 3})
+
+
 def test_replay_takes_no_costs_from_decisions_without_an_answer(serve, stub, tmp_path):
     address, _ = serve(gate="logprob:first", options=log_options(tmp_path))
     stub.sure = -9.0

@@ -26,6 +26,7 @@ from knowgate.evaluation.traffic_log import LoggedTraffic, would_skip
 from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
+ERROR_STATUS = 400  # the lowest HTTP status that is an error
 SERVER_DECISION_STAGES = ("rewrite", "read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
 SEPARATE_DRAFT = "separate-draft"  # the way of requests whose draft is read by the gate and never sent
 # Whether the draft is the answer to a skipped question. Unknown for an LLM in the process of the server.
@@ -331,6 +332,7 @@ class DecisionRecord:
         need: Need for retrieval that the gate computed; None if a rule decided.
         rule: Name of the rule that decided instead of the gate.
         milliseconds: Time of each stage.
+        status: HTTP status of the response; earlier versions did not store it.
     """
 
     retrieve: bool
@@ -339,6 +341,7 @@ class DecisionRecord:
     need: float | None = None
     rule: str | None = None
     milliseconds: Mapping[str, float] = field(default_factory=dict)
+    status: int = 200
 
 
 def _parse_record(text: Any) -> dict[str, Any]:
@@ -360,6 +363,8 @@ def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
         return "that set options of their own"
     if record.get("gated") is False:
         return "passed on without a decision"
+    if record.get("status", 200) >= ERROR_STATUS:
+        return "answered with an error"
     failed = set(record.get("degraded") or ()) - {"alarm"}  # an alarm alone does not replace the gate's decision
     if failed:
         return "whose search failed" if failed == {"retriever"} else "decided without the gate, which failed"

@@ -184,23 +184,14 @@ class Service:
 
     async def _record_decision(self, route: str, response: Response, trace: RequestTrace, seconds: float) -> Response:
         """Store a decision in the decision log, then in memory, and learn from its response. Return what to send."""
-        report = trace.to_json()
-        if trace.source_questions:  # the question was made from several messages of a chat
-            report["follow_up"] = True
+        record = trace.to_record(self.gate_service.rag.model.name, response.status_code)
         if route not in ANSWER_ROUTES:  # the application searches and answers itself
-            report["only_decided"] = True
+            record["only_decided"] = True
         if self.decision_log is not None:
-            model = f"openai:{trace.other_model}" if trace.other_model else self.gate_service.rag.model.name
-            record = {
-                **report,
-                "model": model,
-                "own_options": trace.has_own_options,
-                "follow_up": "follow_up" in report,
-            }
             commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
             if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
                 return await _reject_unstored(response, trace)
-        self.recent.append(report, trace.question, trace.owner, trace.source_questions)
+        self.recent.append(record, trace.question, trace.owner, trace.source_questions)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         return response

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 from knowgate.core.text import estimate_tokens
 from knowgate.data.history.entries import question_key
 from knowgate.evaluation.replay import PolicyCost
-from knowgate.evaluation.server_log import SEPARATE_DRAFT, split_seconds
+from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT, split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -181,7 +181,7 @@ class MetricsSnapshot(BaseModel):
     lost_decisions: int = 0
 
     def add_request(self, status: int, seconds: float, trace: RequestTrace) -> None:
-        """Add a request to the statistics. A request without a decision is only counted by its status.
+        """Add a request to the statistics. Without a decision, or after an error, it is only counted by its status.
 
         Args:
             status: HTTP status of the response.
@@ -189,7 +189,7 @@ class MetricsSnapshot(BaseModel):
             trace: Record of the request, with its decision if there is one.
         """
         self.requests[f"{status // 100}xx"] += 1
-        if trace.decision is None:
+        if trace.decision is None or status >= ERROR_STATUS:
             return
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:  # an arm is a gate of an A/B test; "" has the sums over all requests

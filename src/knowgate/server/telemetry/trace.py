@@ -204,6 +204,21 @@ class RequestTrace:
         }
         return {name: value for name, value in report.items() if value or name not in OPTIONAL_FIELDS}
 
+    def to_record(self, model: str, status: int) -> dict[str, Any]:
+        """Return what the server stores about a decision: the `knowgate` object of the response, and more.
+
+        Args:
+            model: Name of the LLM of this server.
+            status: HTTP status of the response.
+        """
+        return {
+            **self.to_json(),
+            "status": status,
+            "model": f"openai:{self.other_model}" if self.other_model else model,
+            "own_options": self.has_own_options,
+            "follow_up": bool(self.source_questions),  # whether the question was made from several messages of a chat
+        }
+
     def _choice_json(self) -> dict[str, Any]:
         """Return the fields of `to_json` about the arbiter (it picks one of two answers).
 
