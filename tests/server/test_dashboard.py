@@ -1,9 +1,11 @@
 """The dashboard: its data, and its page in a real browser."""
 
+import json
 import re
 
 import httpx
 import pytest
+from aiohttp import web
 
 from knowgate.evaluation.cost import compare_traffic_costs
 from knowgate.evaluation.replay import Prices, Traffic
@@ -75,6 +77,24 @@ def test_savings_are_net_of_discarded_drafts(serve, stub, tmp_path):
     assert arm["saved"]["tokens"] == pytest.approx(2 * 11 - 4 - 5)
     assert (sum(result["needs"]["retrieved"]), sum(result["needs"]["skipped"])) == (1, 2)
     assert result["stages"]["gate"]["n"] == 3
+
+
+@pytest.mark.parametrize("chosen", [0.1, 0.9])
+@pytest.mark.parametrize("gate", ["logprob:first", "always"])  # the draft is read by the gate, or by the arbiter alone
+def test_a_draft_costs_the_same_whether_the_arbiter_sends_it_or_not(serve, stub, monkeypatch, chosen, gate):
+    async def answer(body):
+        reply = json.loads((await plain(body)).text)
+        usage = {"prompt_tokens": 600 if "<passages>" in str(body) else 10, "completion_tokens": 4}
+        return web.json_response({**reply, "usage": usage})
+
+    plain, stub.sure = stub._plain, -9.0
+    monkeypatch.setattr(stub, "_plain", answer)
+    address, _ = serve(gate=gate, options={"price_token": 0.5}, change=use_arbiter(FixedArbiter(chosen)))
+    reply = ask(address).json()
+    assert reply["knowgate"]["choice"]["given"] == ("draft" if chosen > 0.5 else "passages")
+    assert reply["usage"] == {"prompt_tokens": 610, "completion_tokens": 8}
+    saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]
+    assert (saved["tokens"], saved["money"]) == (-14, -14 * 0.5)
 
 
 @pytest.mark.parametrize(

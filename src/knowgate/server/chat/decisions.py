@@ -159,7 +159,8 @@ async def _request_draft(
     if not isinstance(answer, UpstreamDraft):
         answer.close()
         return None
-    trace.extra_usage = await measure_draft(answer, body)
+    trace.draft_usage = await measure_draft(answer, body)
+    trace.extra_usage = trace.draft_usage
     return answer.completion
 
 

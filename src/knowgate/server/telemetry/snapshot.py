@@ -66,9 +66,9 @@ class DecisionTotals(BaseModel):
         closed_book_seconds: Time of requests that skipped retrieval, after the decision.
         decision_seconds: Time of all requests until the decision: the draft and the gate.
         passage_tokens: Estimated number of tokens of the passages.
-        draft_tokens: Number of tokens of discarded drafts.
+        draft_tokens: Number of tokens of drafts that always retrieving would not have made.
         draft_prompt_tokens: Number of tokens that the LLM read for these drafts.
-        extra_calls: Number of LLM calls for discarded drafts.
+        extra_calls: Number of LLM calls for these drafts.
         raced: Number of skipped requests whose search ran nevertheless, because it began before the decision.
     """
 
@@ -108,16 +108,16 @@ class DecisionTotals(BaseModel):
             self.passage_tokens += passage_tokens
             self.open_book_seconds += answer_seconds
         self.raced += trace.way == "race" and not trace.decision.retrieve
-        sends_draft = not trace.passages and trace.extra_usage == TokenUsage()  # for example, nothing was found
+        sends_draft = not trace.passages and trace.draft_usage == TokenUsage()  # for example, nothing was found
         if trace.way == SEPARATE_DRAFT or (trace.decision.retrieve and not sends_draft):
-            self._add_discarded_draft(trace)
+            self._add_draft(trace)
 
-    def _add_discarded_draft(self, trace: RequestTrace) -> None:
-        """Add the cost of a draft that was not sent, if there was one."""
+    def _add_draft(self, trace: RequestTrace) -> None:
+        """Add the cost of a draft, if there was one: always retrieving would not have made it."""
         self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS  # adds 1 if there was a draft
-        self.draft_prompt_tokens += trace.extra_usage.prompt
+        self.draft_prompt_tokens += trace.draft_usage.prompt
         if trace.draft is None:  # there was no draft, or only the arbiter read it
-            self.draft_tokens += trace.extra_usage.completion
+            self.draft_tokens += trace.draft_usage.completion
         else:
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
 

@@ -117,6 +117,7 @@ class RequestTrace:
         other_model: The same, if it is not the LLM of this server; otherwise "".
         ignored_fields: Request fields that a model in this process ignores.
         extra_usage: Tokens of calls to the LLM whose answers are not sent, such as a discarded draft.
+        draft_usage: Tokens of the draft, if there was a search after it or the gate alone read it.
         milliseconds: Duration of each stage.
         stages: Timings of the stages, in the order in which they ran.
         start: When the request started, as a value of `time.perf_counter`.
@@ -145,6 +146,7 @@ class RequestTrace:
     other_model: str = ""
     ignored_fields: tuple[str, ...] = ()
     extra_usage: TokenUsage = field(default_factory=TokenUsage)
+    draft_usage: TokenUsage = field(default_factory=TokenUsage)
     milliseconds: dict[str, float] = field(default_factory=dict)
     stages: list[StageTiming] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)

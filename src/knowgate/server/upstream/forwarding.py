@@ -213,7 +213,7 @@ class UpstreamForwarder:
     async def _keep_draft(self, request: ForwardedRequest, draft: UpstreamDraft, arbiter: Arbiter | None) -> None:
         """Keep a draft that may still be sent after the search. Of an empty one, only the tokens are counted."""
         if draft.completion is not None and is_empty_draft(draft.completion):
-            request.trace.extra_usage = await drafts.measure_draft(draft, request.upstream_body)
+            await _measure_draft(request, draft)
             draft.response.close()
             return
         if draft.has_ended and arbiter is not None:
@@ -246,7 +246,7 @@ class UpstreamForwarder:
         if not request.trace.passages:
             return await self._answer_without_passages(request)
         if request.draft is not None:
-            request.trace.extra_usage = await drafts.measure_draft(request.draft, request.upstream_body)
+            await _measure_draft(request, request.draft)
         _close_draft(request)
         return await self._answer_with_passages(request, rag, question)
 
@@ -386,6 +386,12 @@ async def forward_response(
     except (ClientError, OSError, streaming.InvalidResponse) as error:
         raise upstream.record_body_error(error, response) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
+
+
+async def _measure_draft(request: ForwardedRequest, draft: UpstreamDraft) -> None:
+    """Add the tokens of a draft to the trace, as those of a call whose answer is not sent. The arbiter may still send it."""
+    request.trace.draft_usage = await drafts.measure_draft(draft, request.upstream_body)
+    request.trace.extra_usage = request.trace.draft_usage
 
 
 def _close_draft(request: ForwardedRequest) -> None:
