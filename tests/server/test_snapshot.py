@@ -111,6 +111,31 @@ def test_a_server_that_has_ended_counts_for_three_minutes(tmp_path, monkeypatch,
     assert asyncio.run(run()) == texts
 
 
+def test_ended_workers_count_as_long_as_their_server_runs(tmp_path, monkeypatch):
+    now = [1_000_000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+
+    def start(log, server, text):
+        monkeypatch.setenv("KNOWGATE_SERVER", server)
+        return SnapshotExchange(lambda: text, log)
+
+    async def run():
+        log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+        ended, worker = start(log, "first", "of the ended worker"), start(log, "first", "of its successor")
+        other, ended_server = start(log, "second", "of the other server"), start(log, "third", "of the ended server")
+        await ended._write()
+        await ended_server._write()
+        now[0] += 86_401
+        for exchange in (worker, other, worker, other):  # each of them deletes what is old
+            await exchange._write()
+        others = await worker.read_others()
+        rows = await log.run(lambda store: store.fetch_rows("SELECT record FROM figures"))
+        log.close()
+        return sorted(others), len(rows)
+
+    assert asyncio.run(run()) == (["of the ended worker", "of the other server"], 3)
+
+
 def test_without_decision_log_and_file_there_are_no_other_workers(monkeypatch):
     monkeypatch.delenv("KNOWGATE_COUNTS", raising=False)
     assert asyncio.run(SnapshotExchange(lambda: "", None).read_others()) == []

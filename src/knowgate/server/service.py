@@ -152,6 +152,7 @@ class Service:
             await self.learner.close()
         close_gate_service = self.gate_service.make_closer()
         close_gate_service()
+        self.snapshot.times.clear()  # the counts outlive this worker, but its times are no longer the latest
         await self.snapshot_exchange.close()
         for component in (self.decision_log, self.metrics, self.spans, self.rate_limiter):
             if component is not None:

@@ -49,6 +49,7 @@ UPSERT_SNAPSHOT = (
     "INSERT INTO figures VALUES (?, ?, ?, ?) "
     "ON CONFLICT (worker) DO UPDATE SET at = excluded.at, record = excluded.record"
 )
+DELETE_OLD_SNAPSHOTS = "DELETE FROM figures WHERE at < ? AND server NOT IN (SELECT server FROM figures WHERE at >= ?)"
 # Workers of the same server count even after they have ended, other servers only while they write.
 SELECT_OTHER_SNAPSHOTS = "SELECT record FROM figures WHERE worker <> ? AND (server = ? OR at > ?)"
 
@@ -315,10 +316,10 @@ class SnapshotExchange:
         self._set_timer(HEARTBEAT_SECONDS)
 
     async def _write(self) -> None:
-        """Write the statistics of this process. Delete rows not updated for a day."""
+        """Write the statistics of this process. Delete rows of servers that ended a day ago."""
         now = time.time()
         row = [self._worker_id, self._server_id, now, self._serialize()]
-        deletion = ("DELETE FROM figures WHERE at < ?", [now - MAX_SNAPSHOT_AGE_SECONDS])
+        deletion = (DELETE_OLD_SNAPSHOTS, [now - MAX_SNAPSHOT_AGE_SECONDS] * 2)
         if self._log is not None:
             with suppress(ApiError):  # the decision log has already logged the error
                 await self._log.execute((UPSERT_SNAPSHOT, row), deletion)
