@@ -38,6 +38,7 @@ from knowgate.server.learning.learner import _compute_scope
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.trace import RequestTrace
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_arbitration import FixedArbiter, use_arbiter
@@ -861,6 +862,35 @@ def test_a_question_in_memory_is_forgotten_without_a_decision_log(serve, stub, h
     assert httpx.post(f"{address}/v1/forget", json={"question": KNOWN}).json()["decisions"] == 0
     assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).json()["decisions"] == 1
     assert app.state.service.recent.list_newest(9) == []
+
+
+def test_a_question_that_is_forgotten_while_its_request_runs_is_not_in_memory_without_a_decision_log(serve, stub):
+    address, _ = serve(gate="never", options={"keep_questions": True})
+    stub.waits_for = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        request = thread.submit(ask, address)
+        wait_until(lambda: stub.bodies)
+        assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).json()["forgotten"] is True
+        stub.waits_for.set()
+        assert request.result().status_code == 200
+    assert httpx.get(f"{address}/v1/dashboard").json()["recent"] == []
+    ask(address)
+    assert len(httpx.get(f"{address}/v1/dashboard").json()["recent"]) == 1
+
+
+def test_a_question_that_another_process_forgot_is_deleted_from_memory(serve, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.app.MEMORY_SECONDS", 0.05)
+    location = str(tmp_path / "d.db")
+    address, app = serve(gate="never", options={"decisions": location, "keep_questions": True})
+    ids = [ask(address, text).headers["x-knowgate-id"] for text in (UNKNOWN, KNOWN)]
+    other = DecisionLog(location, stores_questions=True, is_shared=True)
+    asyncio.run(other.delete(question=UNKNOWN))
+    wait_until(lambda: app.state.service.recent.find(ids[0]) is None)
+    later = ask(address).headers["x-knowgate-id"]
+    asyncio.run(other.delete(id=ids[1]))
+    wait_until(lambda: app.state.service.recent.find(ids[1]) is None)
+    assert app.state.service.recent.find(later) is not None
+    other.close()
 
 
 def test_forgetting_says_that_texts_of_unknown_questions_may_remain(serve, stub, tmp_path):

@@ -21,7 +21,7 @@ from knowgate.data.history import open_history
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
 from knowgate.server.worker_supervisor import HANG_SECONDS
-from tests.server.conftest import UNKNOWN
+from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.support.params import also_slow
 from tests.support.postgres_server import postgres_server
@@ -218,6 +218,35 @@ def test_workers_without_a_decision_log_share_metrics_and_dashboard(stub, invent
         learning, metrics = (httpx.get(f"{server.address}{path}", timeout=60) for path in ("/v1/learning", "/metrics"))
     assert learning.json()["arms"]["a"]["audits"] == {}
     assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 10.0' in metrics.text
+
+
+def test_no_worker_shows_a_question_that_another_one_forgot(stub, invented, tmp_path):
+    arguments = ["--upstream", stub.url, "--gate", "always", "--docs", str(invented.docs), "--keep-questions"]
+    with served(tmp_path, *arguments, "--workers", "2") as server, ThreadPoolExecutor(8) as pool:
+
+        def send(question):
+            body = {"messages": [{"role": "user", "content": question}]}
+            httpx.post(f"{server.address}/v1/chat/completions", json=body, timeout=60)
+
+        def list_questions():
+            """Read the dashboard of both workers, which show different decisions, and return the questions of each."""
+            questions = {}
+            while len(questions) < 2:
+                list(pool.map(send, [KNOWN] * 8))
+                replies = pool.map(lambda _: httpx.get(f"{server.address}/v1/dashboard", timeout=60), range(16))
+                pages = [reply.json()["recent"] for reply in replies]
+                questions = {rows[0]["id"]: {row["question"] for row in rows} for rows in pages if rows}
+            return list(questions.values())
+
+        def both_show_it():
+            list(pool.map(send, [UNKNOWN] * 8))
+            return list_questions() == [{UNKNOWN, KNOWN}] * 2
+
+        until(both_show_it)
+        reply = httpx.post(f"{server.address}/v1/forget", json={"question": UNKNOWN.upper()}, timeout=60)
+        assert reply.json()["forgotten"] is True
+        assert list_questions() == [{KNOWN}] * 2
+        until(both_show_it)  # later requests with the question are shown
 
 
 def test_audits_are_summed_over_all_workers(arguments, tmp_path):

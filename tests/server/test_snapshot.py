@@ -5,9 +5,10 @@ import time
 
 import pytest
 
+from knowgate.data.history.entries import question_key
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry import snapshot as snapshots
-from knowgate.server.telemetry.decision_log import DecisionLog
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Decision, DecisionNote, Passage
@@ -147,6 +148,18 @@ def test_money_is_unknown_without_prices_or_retrievals(price, money):
     count(snapshot, retrieve=False)
     report = snapshot.to_json(ServeOptions(price_retrieval=price))
     assert report["arms"]["all"]["saved"]["money"] is money
+
+
+def test_a_deletion_covers_requests_that_began_before_it_and_only_those_of_its_key():
+    recent = snapshots.RecentDecisions(stores_texts=True)
+    recent.append({"id": "ended"}, "Who is Jane?", "alice")
+    deletion = Deletion(time.time(), "", question_key("who is JANE"), "alice")
+    recent.append({"id": "running"}, "And now?", "alice", ["Who is Jane?"], seconds=5.0)
+    recent.append({"id": "other key"}, "Who is Jane?", "bob", seconds=5.0)
+    recent.append({"id": "other question"}, "Who is Emma?", "alice", seconds=5.0)
+    recent.append({"id": "later"}, "Who is Jane?", "alice")
+    asyncio.run(recent.apply_deletions([deletion]))
+    assert {row["id"] for row in recent.list_newest(9)} == {"other key", "other question", "later"}
 
 
 def test_forgetting_twice_reads_the_stored_questions_once(monkeypatch):

@@ -51,6 +51,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It
 FINGERPRINT_TTL_SECONDS = 60.0
 CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
 BREAKER_SECONDS = 1.0
+MEMORY_SECONDS = 10.0
 
 
 def create_app(
@@ -76,7 +77,8 @@ def create_app(
         """Listen for SIGHUP while the server runs, and close the service at the end."""
         app.state.reloader = SettingsReloader(service, settings, read_settings)
         app.state.reloader.listen()
-        tasks = [asyncio.create_task(work(service)) for work in (delete_expired_hourly, update_breakers)]
+        works = (delete_expired_hourly, update_breakers, delete_from_memory)
+        tasks = [asyncio.create_task(work(service)) for work in works]
         yield
         for task in tasks:
             task.cancel()
@@ -110,6 +112,13 @@ async def update_breakers(service: Service) -> None:
     while True:
         service.metrics.update_breakers()
         await asyncio.sleep(BREAKER_SECONDS)
+
+
+async def delete_from_memory(service: Service) -> None:
+    """Delete decisions from memory that clients deleted through other processes, every MEMORY_SECONDS."""
+    while True:
+        await service.recent.apply_deletions(await service.snapshot_exchange.read_deletions())
+        await asyncio.sleep(MEMORY_SECONDS)
 
 
 # --- request processing ---------------------------------------------------------------------------

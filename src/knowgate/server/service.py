@@ -192,7 +192,8 @@ class Service:
             commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
             if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
                 return await _reject_unstored(response, trace)
-        self.recent.append(record, trace.question, trace.owner, trace.source_questions)
+        age = time.perf_counter() - trace.start
+        self.recent.append(record, trace.question, trace.owner, trace.source_questions, age)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         return response
@@ -364,6 +365,7 @@ class Service:
         owner = _get_owner_filter(trace)
         ids = await self.recent.find_ids(question, owner)
         self.recent.delete(ids)
+        await self.snapshot_exchange.share_deletion(question, owner)
         may_remain = False
         if self.decision_log is not None:  # has all decisions; another worker may have deleted some of those in memory
             ids = await self.decision_log.delete(question=question, owner=owner)

@@ -85,9 +85,10 @@ async def list_recent_decisions(service: Service, since: float) -> list[dict[str
         service: The service of this process.
         since: Time of the oldest decision to read from the log, in seconds since 1970.
     """
+    if service.decision_log is None:  # another worker may have deleted decisions
+        await service.recent.apply_deletions(await service.snapshot_exchange.read_deletions())
+        return service.recent.list_newest(MAX_DECISIONS_SHOWN)
     own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
-    if service.decision_log is None:
-        return own_rows
     try:
         stored_rows = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
         # Another process may have deleted decisions from the log. Delete them from memory, too.

@@ -18,6 +18,7 @@ from knowgate.errors import BadSetting, KnowgateError
 from knowgate.server.database import (
     DAY_SECONDS,
     DECISION_MIGRATIONS,
+    DELETION_SECONDS,
     SELECT_UNFINDABLE,
     STORE_ERRORS,
     WRITE_LOCK,
@@ -42,6 +43,7 @@ UPSERT_DECISION = (
 INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
 INSERT_CORRECTION = "INSERT INTO corrections (decision, at, answer) VALUES (?, ?, ?)"
+SELECT_DELETIONS = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ?"
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
@@ -63,6 +65,15 @@ class DecisionRow(NamedTuple):
     owner: str
     question_key: str | None
     source_keys: tuple[str, ...] = ()
+
+
+class Deletion(NamedTuple):
+    """Deletion of a decision, or of all decisions on a question, by a client. Owner None means all API keys."""
+
+    at: float
+    decision: str
+    question_key: str
+    owner: str | None
 
 
 class DecisionLog:
@@ -260,6 +271,12 @@ class DecisionLog:
         await self._retry(lambda store: find_ids_and_owners(store, id, question))
         return await self.run(lambda store: delete_decisions(store, id, question, owner))
 
+    async def list_deletions(self) -> list[Deletion]:
+        """Return the latest deletions by clients of all server processes."""
+        oldest = time.time() - DELETION_SECONDS
+        rows = await self.run(lambda store: store.fetch_rows(SELECT_DELETIONS, (oldest,)))
+        return [Deletion(*row) for row in rows]
+
     async def has_unfindable(self, owner: str | None) -> bool:
         """Return whether some decisions cannot be found by their question. Owner None means all API keys."""
         owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNFINDABLE))}
@@ -397,8 +414,7 @@ def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
 def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
     """Return the new decisions without the already deleted ones. A client may delete before the write."""
     oldest = min((row.at for row in rows), default=0.0)
-    query = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ?"
-    deletions = transaction.execute(query, (oldest,)).fetchall() if rows else []
+    deletions = transaction.execute(SELECT_DELETIONS, (oldest,)).fetchall() if rows else []
     return [row for row in rows if not any(_is_deleted(row, *deletion) for deletion in deletions)]
 
 

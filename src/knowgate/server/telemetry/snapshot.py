@@ -26,7 +26,7 @@ from knowgate.evaluation.replay import PolicyCost
 from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT, split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
-from knowgate.server.telemetry.decision_log import DecisionLog
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Decision, DecisionNote
 
@@ -274,9 +274,9 @@ def read_worker_problem() -> str:
 
 
 class SnapshotExchange:
-    """Exchange of statistics between server processes through a table.
+    """Exchange of statistics and deletions between server processes through tables.
 
-    The table is in the decision log, or in a temporary file.
+    The tables are in the decision log, or in a temporary file.
 
     Args:
         serialize: Function that returns the statistics of this process as JSON.
@@ -290,6 +290,7 @@ class SnapshotExchange:
         file = os.environ.get(COUNTS_FILE_VARIABLE)
         self._temporary_log = DecisionLog(file, stores_questions=False) if decisions is None and file else None
         self._log = decisions or self._temporary_log
+        self._deletions: deque[Deletion] = deque(maxlen=MAX_RECENT_DECISIONS)  # used only without tables
         self._timer: asyncio.TimerHandle | None = None
         self._write_task: asyncio.Task[None] | None = None
 
@@ -336,6 +337,23 @@ class SnapshotExchange:
             return []
         return [str(row[0]) for row in rows]
 
+    async def share_deletion(self, question: str, owner: str | None) -> None:
+        """Record that a client deletes a question, for all workers. A decision log does this itself."""
+        if self._temporary_log is not None:
+            await self._temporary_log.delete(question=question, owner=owner)
+        elif self._log is None:
+            self._deletions.append(Deletion(time.time(), "", question_key(question), owner))
+
+    async def read_deletions(self) -> list[Deletion]:
+        """Return the latest deletions by clients of all server processes, or [] after a failure."""
+        if self._log is None:
+            return list(self._deletions)
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                return await self._log.list_deletions()
+        except (ApiError, TimeoutError):
+            return []
+
     async def close(self) -> None:
         """Write the final statistics, and close the temporary file, if there is one."""
         if self._timer is not None:
@@ -358,11 +376,16 @@ class RecentDecisions:
         self._keys: dict[str, frozenset[str]] = {}  # id -> keys of its question and source questions, once computed
 
     def append(
-        self, record: Mapping[str, Any], question: str | None, owner: str = "", source_questions: Sequence[str] = ()
+        self,
+        record: Mapping[str, Any],
+        question: str | None,
+        owner: str = "",
+        source_questions: Sequence[str] = (),
+        seconds: float = 0.0,
     ) -> None:
-        """Add a decision. Drop the oldest one of too many. `owner` is the API key."""
+        """Add a decision. Drop the oldest one of too many. `owner` is the API key, `seconds` the age of the request."""
         texts = {"question": question, "source_questions": source_questions, "owner": owner}
-        self._rows[record["id"]] = {**record, "at": time.time(), **(texts if self.stores_texts else {})}
+        self._rows[record["id"]] = {**record, "at": time.time() - seconds, **(texts if self.stores_texts else {})}
         if len(self._rows) > MAX_RECENT_DECISIONS:
             self.delete([next(iter(self._rows))])
 
@@ -397,6 +420,23 @@ class RecentDecisions:
         if id not in self._keys:
             self._keys[id] = frozenset(map(question_key, (row["question"], *row["source_questions"])))
         return self._keys.get(id, frozenset())  # empty if the decision was deleted meanwhile
+
+    async def apply_deletions(self, deletions: Sequence[Deletion]) -> None:
+        """Delete what clients have deleted, also through other processes or while the request still ran."""
+        rows = list(self._rows.values())
+
+        def find_deleted() -> list[str]:
+            return [row["id"] for row in rows if any(self._is_deleted(row, deletion) for deletion in deletions)]
+
+        if deletions:
+            self.delete(await asyncio.to_thread(find_deleted))  # in a thread, for the same reason as in `find_ids`
+
+    def _is_deleted(self, row: Mapping[str, Any], deletion: Deletion) -> bool:
+        """Return whether a deletion applies to a decision. Later requests with the same question stay."""
+        if row["at"] > deletion.at:
+            return False
+        is_question = bool(row.get("question")) and deletion.question_key in self._get_keys(row)
+        return row["id"] == deletion.decision or (is_question and deletion.owner in (None, row["owner"]))
 
     def delete(self, ids: Iterable[str]) -> None:
         for id in ids:
