@@ -4,11 +4,13 @@ import asyncio
 import time
 
 import pytest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from knowgate.data.history.entries import question_key
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry import snapshot as snapshots
 from knowgate.server.telemetry.decision_log import DecisionLog, Deletion
+from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Decision, DecisionNote, Passage
@@ -135,6 +137,19 @@ def test_ended_workers_count_as_long_as_their_server_runs(tmp_path, monkeypatch)
         return sorted(others), len(rows)
 
     assert asyncio.run(run()) == (["of the ended worker", "of the other server"], 3)
+
+
+def test_metrics_can_be_read_while_another_worker_creates_its_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    file = MmapedDict(str(tmp_path / "counter_1.db"))
+    key = mmap_key("knowgate_audits", "knowgate_audits_total", ["arm", "result"], ["a", "loss"], "Audits.")
+    file.write_value(key, 3.0, 0.0)
+    file.close()
+    (tmp_path / "counter_2.db").touch()
+    (tmp_path / "gauge_livemax_3.db").symlink_to(tmp_path / "gone")  # was deleted after the folder was listed
+    metrics = ServerMetrics([])
+    assert metrics.count_audits("a") == {"loss": 3}
+    assert b'knowgate_audits_total{arm="a",result="loss"} 3.0' in metrics.format(None)
 
 
 def test_without_decision_log_and_file_there_are_no_other_workers(monkeypatch):

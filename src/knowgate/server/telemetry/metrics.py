@@ -9,6 +9,8 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -154,7 +156,7 @@ class ServerMetrics:
         if not _has_several_workers():
             return self.registry
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        WorkerCollector(registry)  # type: ignore[no-untyped-call]
         return registry
 
     def close(self) -> None:
@@ -171,6 +173,23 @@ def remove_gauges(worker_pid: int | None) -> None:
 def _has_several_workers() -> bool:
     """Return whether several workers share their metrics. Then the variable of `prometheus_client` for this is set."""
     return "PROMETHEUS_MULTIPROC_DIR" in os.environ
+
+
+class WorkerCollector(MultiProcessCollector):
+    """Prometheus collector that reads the metrics of all workers. A worker that starts has empty files for a moment."""
+
+    def collect(self) -> Any:
+        """Return the combined metrics."""
+        files = [str(path) for path in Path(self._path).glob("*.db") if _has_content(path)]
+        return self.merge(files)  # type: ignore[no-untyped-call]
+
+
+def _has_content(path: Path) -> bool:
+    """Return whether a file has content. The gauges of a worker that has ended may be gone."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 class LearningCollector(Collector):
