@@ -9,7 +9,7 @@ import pytest
 from knowgate.core.text import find_anchor_words, fold_text, join_tokens
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index
-from knowgate.retrieval.passages import count_passages_containing
+from knowgate.retrieval.passages import MAX_LABEL_CHARS, MAX_PASSAGE_CHARS, count_passages_containing, cut_passage
 from knowgate.types import Passage
 from tests.support.retrieval_fakes import build_bm25
 
@@ -83,3 +83,11 @@ def test_anchor_words_are_sorted_by_length():
     assert find_anchor_words("The Tower of 2,846 bricklayers") == ["bricklayers", "tower", "2846", "of"]
     assert find_anchor_words("北京") == []
     assert find_anchor_words("1,000,000")[0] in fold_text("It cost 1,000,000 crowns.")
+
+
+def test_only_the_beginning_of_a_huge_passage_is_kept():
+    passage = Passage("a", "The tower.", "Towers", 0.5)
+    assert cut_passage(passage) is passage
+    huge = cut_passage(Passage("i" * 1_000, "x" * 9_000_000, "t" * 3_000_000, 0.5))
+    assert (len(huge.id), len(huge.title), len(huge.text)) == (MAX_LABEL_CHARS, MAX_LABEL_CHARS, MAX_PASSAGE_CHARS)
+    assert huge.score == 0.5

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
-from knowgate.server.database import delete_rows
+from knowgate.server.database import DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry import decision_log
@@ -249,8 +249,8 @@ def check_that_feedback_during_a_deletion_is_not_stored(location):
     deleter.close()
 
 
-def check_that_texts_without_decision_are_deleted(location, *, by_age):
-    log = DecisionLog(location, stores_questions=True, retain_days=7)
+def check_that_texts_without_decision_are_deleted(location, retain_days):
+    log = DecisionLog(location, stores_questions=True, retain_days=retain_days)
     log.append({"id": "kg-1"}, "Who is Jane?").result(30)
     asyncio.run(log.add_feedback("kg-1", "up", "kept", correction="Emma"))
     insertions = [
@@ -258,10 +258,7 @@ def check_that_texts_without_decision_are_deleted(location, *, by_age):
         ("INSERT INTO corrections VALUES ('kg-0', ?, 'orphan')", (time.time(),)),
     ]
     asyncio.run(log.execute(*insertions))
-    if by_age:
-        log.delete_expired()
-    else:
-        asyncio.run(log.delete(question="Who is Emma?"))
+    log.delete_expired()
     rows = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, comment FROM feedback ORDER BY decision"))
     assert rows == [("", None), ("kg-1", "kept")]
     corrections = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, answer FROM corrections"))
@@ -273,9 +270,9 @@ def test_feedback_that_arrives_while_its_decision_is_deleted_is_not_stored(tmp_p
     check_that_feedback_during_a_deletion_is_not_stored(str(tmp_path / "d.db"))
 
 
-@pytest.mark.parametrize("by_age", [False, True])
-def test_feedback_and_corrections_without_decision_are_deleted(tmp_path, by_age):
-    check_that_texts_without_decision_are_deleted(str(tmp_path / "d.db"), by_age=by_age)
+@pytest.mark.parametrize("retain_days", [7, None])
+def test_feedback_and_corrections_without_decision_are_deleted(tmp_path, retain_days):
+    check_that_texts_without_decision_are_deleted(str(tmp_path / "d.db"), retain_days)
 
 
 def test_an_audit_of_a_deleted_decision_is_stored_without_its_texts(tmp_path):
@@ -371,3 +368,20 @@ def test_a_durable_server_does_not_acknowledge_decisions_after_its_file_was_dele
     for file in tmp_path.glob("d.db*"):
         file.unlink()
     assert ask(address).status_code == 503
+
+
+def test_deletions_read_no_table_as_a_whole(tmp_path):
+    """With 500,000 decisions, each deletion would hold up the log."""
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    statements = [(f"{statement} decision = ?", ("kg-1",)) for statement in DELETE_TEXTS] + [(SELECT_UNFINDABLE, ())]
+
+    def explain(store):
+        return [
+            row[3] for query, values in statements for row in store.fetch_rows(f"EXPLAIN QUERY PLAN {query}", values)
+        ]
+
+    steps = log.run_blocking(explain)
+    log.close()
+    assert any("SEARCH decisions" in step for step in steps)
+    assert not [step for step in steps if step.startswith("SCAN decisions")]
+    assert sum(step.startswith("SEARCH") for step in steps[:2]) == 2  # feedback and corrections

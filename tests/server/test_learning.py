@@ -16,6 +16,7 @@ from aiohttp import web
 
 import knowgate as kg
 from knowgate import AdaptiveRAG, load_gate
+from knowgate.core.text import MAX_ANSWER_CHARS
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import answers_differ
@@ -561,6 +562,17 @@ def test_shadow_mode_collects_both_answers_of_requests_that_the_gate_retrieves_f
 
     wait_until(lambda: len(read_audits()) == 2)  # they are written a moment after they are counted
     assert read_audits() == [("loss", 0.0, 0, 0), ("label", 1.0, 1, 1)]
+
+
+def test_only_the_beginnings_of_very_long_answers_are_kept(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.stub_upstream.WORDS", ("long " * MAX_ANSWER_CHARS,))
+    options = audit_options(tmp_path, shadow=True, keep_questions=True)
+    address, app = serve(gate="logprob:first", options=options)
+    id = ask(address).headers["x-knowgate-id"]
+    wait_for_audits(address, 1)
+    assert len(app.state.service.recent.find(id)["closed"]) == MAX_ANSWER_CHARS
+    with sqlite3.connect(tmp_path / "d.db") as database:
+        assert database.execute("SELECT max(length(closed)) FROM audits").fetchone() == (MAX_ANSWER_CHARS,)
 
 
 def test_shadow_mode_retrieves_even_if_a_rule_would_skip(serve, tmp_path):

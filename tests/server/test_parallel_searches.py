@@ -39,10 +39,12 @@ def ask(serve, tmp_path):
     options = {"keys": str(tmp_path / "k.json")}
     address, _ = serve(gate="always", options=options, change=use_retriever(search_server))
 
-    def send(name):
+    def send(name, timeout=60):
         body = {"model": "knowgate", "messages": [{"role": "user", "content": f"{UNKNOWN} {name.title()}"}]}
         headers = {"Authorization": f"Bearer {keys[name]}"}
-        return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["knowgate"]
+        return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=timeout).json()[
+            "knowgate"
+        ]
 
     send.server = search_server
     return send
@@ -56,3 +58,18 @@ def test_slow_searches_of_one_key_run_in_parallel_and_leave_places_for_other_key
         assert ask.server.n_waiting == PER_KEY
         ask.server.let_go.set()
         assert [reply.result()["degraded"] for reply in replies] == [[]] * PARALLEL_SEARCHES
+
+
+def test_searches_whose_clients_have_disconnected_take_no_places_of_other_keys(ask):
+    def disconnect_soon():
+        with pytest.raises(httpx.ReadTimeout):
+            ask("alice", timeout=0.5)
+
+    with ThreadPoolExecutor(PARALLEL_SEARCHES) as pool:
+        requests = [pool.submit(disconnect_soon) for _ in range(3 * PARALLEL_SEARCHES)]
+        for request in requests:
+            request.result()
+    assert ask.server.n_waiting == PER_KEY
+    assert [passage["id"] for passage in ask("bob")["passages"]] == ["d1"]
+    ask.server.let_go.set()
+    assert ask("alice")["degraded"] == []  # the places are free again

@@ -55,9 +55,9 @@ def test_feedback_that_arrives_while_its_decision_is_deleted_is_not_stored(datab
     check_that_feedback_during_a_deletion_is_not_stored(database)
 
 
-@pytest.mark.parametrize("by_age", [False, True])
-def test_feedback_and_corrections_without_decision_are_deleted(database, by_age):
-    check_that_texts_without_decision_are_deleted(database, by_age=by_age)
+@pytest.mark.parametrize("retain_days", [7, None])
+def test_feedback_and_corrections_without_decision_are_deleted(database, retain_days):
+    check_that_texts_without_decision_are_deleted(database, retain_days)
 
 
 def test_an_alarm_of_one_server_reaches_the_other(serve, stub, database):

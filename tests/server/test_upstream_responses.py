@@ -1,5 +1,6 @@
 """Responses of the upstream are limited in size, nesting and time. Invalid ones end in an error, never in a cut stream."""
 
+import asyncio
 import functools
 import gzip
 import itertools
@@ -11,11 +12,14 @@ import time
 import httpx
 import pytest
 
+from knowgate.models.backend import CLIENT
 from knowgate.server import streaming
+from knowgate.server.json_api import LARGE_BODY_BYTES
 from knowgate.server.upstream import response_body
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.hostile_server import HostileServer, endless, http
+from tests.support.processes import PATIENCE
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
@@ -367,3 +371,32 @@ def test_errors_of_the_upstream_do_not_show_the_key_of_this_server(serve_hostile
     reply = ask(serve_hostile())
     assert reply.status_code == 401
     assert reply.json()["error"]["message"] == "Incorrect API key provided: ***"
+
+
+def test_large_responses_are_processed_one_at_a_time_and_keys_take_turns():
+    order, at_once, most_at_once = [], 0, 0
+    first_runs, go_on = threading.Event(), threading.Event()
+
+    def process(name):
+        nonlocal at_once, most_at_once
+        at_once += 1
+        most_at_once = max(most_at_once, at_once)
+        order.append(name)
+        first_runs.set()
+        go_on.wait(PATIENCE)
+        at_once -= 1
+
+    async def submit(key):
+        CLIENT.set(key)
+        await response_body.run_for_size(LARGE_BODY_BYTES + 1, lambda: process(key))
+
+    async def submit_all():
+        tasks = [asyncio.create_task(submit("alice")) for _ in range(4)]
+        await asyncio.to_thread(first_runs.wait, PATIENCE)
+        tasks.append(asyncio.create_task(submit("bob")))
+        await asyncio.sleep(0)  # so that bob's response waits, too
+        go_on.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(submit_all())
+    assert (most_at_once, order[:2], len(order)) == (1, ["alice", "bob"], 5)

@@ -76,6 +76,16 @@ def _is_combining_mark(char: str) -> bool:
     return unicodedata.combining(unicodedata.normalize("NFKD", char)[0]) > 0
 
 
+def cut_answer(answer: str) -> str:
+    """Return the beginning of an answer, which is what gates and arbiters read.
+
+    Neither the text nor its normalized form has more than MAX_ANSWER_CHARS characters. A character can become 18.
+    """
+    beginning = answer[:MAX_ANSWER_CHARS]
+    normalized = beginning if beginning.isascii() else normalize_unicode(beginning)
+    return beginning if len(normalized) <= MAX_ANSWER_CHARS else normalized[:MAX_ANSWER_CHARS]
+
+
 def _replace_punctuation(text: str) -> str:
     """Replace punctuation, symbols and isolated combining marks by spaces. Decimal points and all positions stay."""
     replaced = text.translate(REPLACEMENTS)

@@ -19,7 +19,13 @@ from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.gates.scoring import check_count, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.question_state import QuestionState, is_complete_draft, measure_time
-from knowgate.retrieval.passages import MAX_ROUNDS, build_follow_up_query, has_new_passages, merge_passages
+from knowgate.retrieval.passages import (
+    MAX_ROUNDS,
+    build_follow_up_query,
+    cut_passage,
+    has_new_passages,
+    merge_passages,
+)
 from knowgate.retrieval.rerankers import can_skip_reranking, rerank
 from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, Reading, TextEvent
 from knowgate.types.protocols import AnswerPair, Arbiter, Model, PassageFilter, Reranker, Retriever
@@ -288,7 +294,8 @@ class RetrievalStage:
         """Search with one query per question, and return the best k of its new and earlier passages."""
         count = self.k if self.reranker is None else RERANK_CANDIDATES
         with self.lock, measure_time(states, "retrieve"):
-            results = self.retriever.search(queries, count)
+            hits = self.retriever.search(queries, count)
+        results = [[cut_passage(passage) for passage in passages] for passages in hits]
         merged = [
             merge_passages(state.passages, passages) if state.passages else passages
             for state, passages in zip(states, results, strict=True)

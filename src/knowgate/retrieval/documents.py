@@ -19,6 +19,7 @@ from knowgate.core.files import read_jsonl
 from knowgate.core.validation import check_regular_file, check_unique_ids
 from knowgate.errors import BadInput
 from knowgate.retrieval.file_formats import read_html, read_pdf
+from knowgate.retrieval.passages import MAX_LABEL_CHARS
 
 DOCUMENT_SUFFIXES = (".txt", ".md", ".html", ".htm", ".pdf")
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -187,7 +188,7 @@ def _read_file(path: Path, document_id: str) -> Document:
         text = read_pdf(path) if suffix == ".pdf" else _read_text(path)
     if suffix == ".md":
         title = _find_markdown_title(text)
-    return Document(document_id, _clean(title or path.stem), _clean(text))
+    return Document(document_id, _clean(title or path.stem)[:MAX_LABEL_CHARS], _clean(text))
 
 
 def _check_size(path: Path) -> None:
@@ -280,4 +281,4 @@ def _parse_record(record: Mapping[str, Any], where: str) -> Document:
         raise BadInput(f"{where} has a title that is not a string. {_RECORD_FORMAT}")
     if isinstance(document_id, bool) or not isinstance(document_id, str | int) or document_id == "":
         raise BadInput(f"{where} has no id (a string or a number). {_RECORD_FORMAT}")
-    return Document(_clean(str(document_id)), _clean(title), _clean(text))
+    return Document(_clean(str(document_id)), _clean(title)[:MAX_LABEL_CHARS], _clean(text))

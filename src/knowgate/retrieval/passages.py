@@ -14,6 +14,8 @@ from knowgate.types import Passage, Retriever
 MAX_ROUNDS = 3  # searches for one question, including the first
 MAX_QUERY_CHARS = 2_000  # search and rerank servers reject queries that are too long
 MAX_QUERY_WORDS = 256  # OpenSearch allows 1,024 clauses by default, one for each word and field
+MAX_PASSAGE_CHARS = 50_000  # about 30 pages; megabytes would hold up all requests of a server
+MAX_LABEL_CHARS = 500  # of the id and the title of a passage
 CACHED_TEXTS = 16_384  # passage texts whose normalized form is kept in memory
 
 
@@ -35,6 +37,14 @@ def check_passage_lists(questions: Sequence[str], passages: Sequence[Sequence[Pa
         raise BadInput(
             f"got {len(questions)} questions but {len(passages)} lists of passages. Pass one list per question."
         )
+
+
+def cut_passage(passage: Passage) -> Passage:
+    """Return a passage with only the beginning of a very long text, title or id."""
+    if max(len(passage.id), len(passage.title)) <= MAX_LABEL_CHARS and len(passage.text) <= MAX_PASSAGE_CHARS:
+        return passage
+    id, title = passage.id[:MAX_LABEL_CHARS], passage.title[:MAX_LABEL_CHARS]
+    return replace(passage, id=id, title=title, text=passage.text[:MAX_PASSAGE_CHARS])
 
 
 def format_passage(passage: Passage) -> str:

@@ -355,14 +355,17 @@ SELECT_UNFINDABLE = (
     "WITH texts AS (SELECT decision FROM corrections UNION SELECT decision FROM feedback WHERE comment IS NOT NULL "
     "UNION SELECT decision FROM audits WHERE closed IS NOT NULL OR opened IS NOT NULL), "
     f"old AS (SELECT decision FROM source_questions WHERE question_key = '{UNKNOWN_SOURCE}') "
-    "SELECT DISTINCT COALESCE(owner, '') FROM decisions WHERE (question_key IS NULL AND id IN (SELECT * FROM texts)) "
-    'OR (id IN (SELECT * FROM old) AND (record LIKE \'%"way": "in-process"%\' '
-    "OR (question IS NULL AND id IN (SELECT * FROM texts))))"
+    # Two queries that use the index of ids. A condition with OR would read all decisions.
+    "SELECT COALESCE(owner, '') FROM decisions WHERE question_key IS NULL AND id IN (SELECT * FROM texts) "
+    "UNION SELECT COALESCE(owner, '') FROM decisions WHERE id IN (SELECT * FROM old) AND "
+    '(record LIKE \'%"way": "in-process"%\' OR (question IS NULL AND id IN (SELECT * FROM texts)))'
 )
-DELETE_TEXTS = [  # of decisions that do not exist
-    f"{action} WHERE decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE id = decision)"
-    for action in ("UPDATE feedback SET decision = '', rating = '', comment = NULL", "DELETE FROM corrections")
-]
+# Feedback stays as a count for the daily limit of its API key.
+DELETE_TEXTS = (
+    "UPDATE feedback SET decision = '', rating = '', comment = NULL WHERE ",
+    "DELETE FROM corrections WHERE ",
+)
+WITHOUT_DECISION = "decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE id = decision)"
 WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
 DAY_SECONDS = 86_400.0
 DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
@@ -416,8 +419,17 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
         transaction.executemany("DELETE FROM source_questions WHERE decision = ?", values)
-        n_texts = sum(transaction.execute(statement).rowcount for statement in DELETE_TEXTS)
-        transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
+        for statement in DELETE_TEXTS:
+            transaction.executemany(f"{statement} decision = ?", values)
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
-    if ids or n_texts:
+    if ids:
         store.vacuum(["decisions", "feedback", "corrections", "audits"])
+
+
+def delete_orphaned_feedback(store: Store) -> None:
+    """Delete feedback on decisions that do not exist. It reads all feedback, so call it rarely."""
+    with store.transaction(WRITE_LOCK) as transaction:
+        count = sum(transaction.execute(statement + WITHOUT_DECISION).rowcount for statement in DELETE_TEXTS)
+        transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
+    if count:
+        store.vacuum(["feedback", "corrections"])

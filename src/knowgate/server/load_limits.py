@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -346,11 +348,11 @@ MAX_REMOTE_RERANKS = 4  # batches of documents that a rerank server gets at once
 
 
 @asynccontextmanager
-async def limit_time(timeout: float) -> AsyncIterator[None]:
+async def limit_time(timeout: float) -> AsyncIterator[asyncio.Timeout]:
     """Raise TimeoutError if the `with` body takes too long. Network calls of its threads end soon afterwards."""
     with request_deadline(time.monotonic() + timeout + NETWORK_GRACE_SECONDS):
-        async with asyncio.timeout(timeout):
-            yield
+        async with asyncio.timeout(timeout) as time_limit:
+            yield time_limit
 
 
 class FairLock:
@@ -367,6 +369,13 @@ class FairLock:
         self._waiters: TurnQueue[asyncio.Future[None]] = TurnQueue()
 
     async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.release()
+
+    async def acquire(self) -> None:
+        """Wait for a place."""
         turn = asyncio.get_running_loop().create_future()
         self._waiters.append(turn)
         if self._free_places:
@@ -376,13 +385,10 @@ class FairLock:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it was this task's turn already
-                self._leave()
+                self.release()
             raise
 
-    async def __aexit__(self, *error: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def release(self) -> None:
         """Give up a place of the current key."""
         self._held_places -= Counter([CLIENT.get()])  # keys without places are dropped
         self._pass_on()
@@ -403,6 +409,32 @@ async def run_in_thread(threads: Executor, work: Callable[[], Result]) -> Result
     """Run a function in a thread, with the caller's context variables. A cancelled local LLM stops early."""
     with open_stoppable_context() as context:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))
+
+
+async def run_in_place(
+    lock: FairLock, threads: Executor, work: Callable[[], Result], time_limit: asyncio.Timeout
+) -> Result:
+    """Run a function in a thread, and release the lock, which the caller has acquired.
+
+    After the time limit, the lock is released at once. If the caller is canceled earlier, because its client has
+    disconnected, the lock is released when the function ends. Otherwise, clients could fill all threads in this way.
+    """
+    with open_stoppable_context() as context:
+        job = threads.submit(context.run, work)
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            if job.cancel() or job.done() or time_limit.expired():
+                lock.release()
+            else:
+                release_later = partial(_call_in_loop, asyncio.get_running_loop(), lock.release)
+                job.add_done_callback(partial(contextvars.copy_context().run, release_later))
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None], job: Future[Any]) -> None:
+    """Call a function in an event loop, after a job in a thread has ended. Do nothing if the loop is closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
 
 
 class RerankQueue:

@@ -351,7 +351,8 @@ class Service:
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}. Other decisions on the same question stay."""
         decision = await self._find_decision(request.path_params["id"], trace)
-        ids = await self._require_decision_log().delete(id=decision["id"], owner=_get_owner_filter(trace))
+        async with self._deletion_lock:  # a deletion takes a while, so keys take turns
+            ids = await self._require_decision_log().delete(id=decision["id"], owner=_get_owner_filter(trace))
         return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from knowgate.core.text import MAX_ANSWER_CHARS
+from knowgate.core.text import MAX_ANSWER_CHARS, cut_answer
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER, RulesArbiter, answers_agree
@@ -98,3 +98,9 @@ def test_only_the_beginnings_of_very_long_answers_are_compared():
     assert answers_agree(same + "a", same + "b")
     assert not answers_agree("y z " + same, "z y " + same)
     assert RULES_ARBITER.abstains("." * MAX_ANSWER_CHARS + "Paris")  # nothing but dots where it is read
+
+
+def test_characters_that_become_many_letters_do_not_lengthen_what_is_read_of_an_answer():
+    assert cut_answer("Paris") == "Paris"
+    assert len(cut_answer("\ufdfa" * MAX_ANSWER_CHARS)) == MAX_ANSWER_CHARS  # each becomes 18 characters
+    assert cut_answer("é" * MAX_ANSWER_CHARS) == "é" * MAX_ANSWER_CHARS

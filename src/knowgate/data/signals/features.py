@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from knowgate.core.text import MAX_ANSWER_CHARS
+from knowgate.core.text import cut_answer
 from knowgate.data.signals import confidence
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END, SEAKR_SAMPLES, canonical_answer, certainty, log_determinant
@@ -75,7 +75,7 @@ def _compute_agreement(question: Question, reading: Reading) -> float | None:
     """Return the share of sampled answers equal to the draft, or None."""
     if not reading.samples or reading.draft is None:
         return None
-    draft = canonical_answer(reading.draft.text[:MAX_ANSWER_CHARS], question)
+    draft = canonical_answer(cut_answer(reading.draft.text), question)
     return sum(canonical_answer(sample.text, question) == draft for sample in reading.samples) / len(reading.samples)
 
 

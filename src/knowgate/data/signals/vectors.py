@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from knowgate.core.text import MAX_ANSWER_CHARS, render_choices
+from knowgate.core.text import cut_answer, render_choices
 from knowgate.errors import UnsupportedSignal
 from knowgate.retrieval.embeddings import check_vectors
 from knowgate.types import Embedder, Question, Reading, Vector
@@ -46,7 +46,7 @@ def draft_texts(readings: Sequence[Reading]) -> list[str]:
         raise UnsupportedSignal(
             "the gate needs a draft (a short answer without passages), but there is none. Use another model backend."
         )
-    return [reading.draft.text[:MAX_ANSWER_CHARS] if reading.draft else "" for reading in readings]
+    return [cut_answer(reading.draft.text) if reading.draft else "" for reading in readings]
 
 
 def text_features(embedder: Embedder, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Vector:

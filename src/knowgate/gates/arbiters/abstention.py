@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.core.files import sha256_text
-from knowgate.core.text import MAX_ANSWER_CHARS, contains_tokens, join_tokens, normalize, tokenize
+from knowgate.core.text import contains_tokens, cut_answer, join_tokens, normalize, tokenize
 from knowgate.core.validation import expand_path, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import AnswerPair, Arbiter, Belief
@@ -82,7 +82,7 @@ class RulesArbiter(Arbiter):
 
         Only the start of the answer is searched for phrases.
         """
-        text = normalize(answer[:MAX_ANSWER_CHARS])
+        text = normalize(cut_answer(answer))
         if not text or text in NORMALIZED_ABSTENTIONS:
             return True
         start = join_tokens(answer[:ABSTENTION_WINDOW])
@@ -115,8 +115,8 @@ RULES_ARBITER = RulesArbiter()  # the default arbiter
 
 def answers_agree(first: str, second: str) -> bool:
     """Return whether one answer contains the words of the other, in the same order."""
-    first_tokens = tokenize(first[:MAX_ANSWER_CHARS])
-    second_tokens = tokenize(second[:MAX_ANSWER_CHARS])
+    first_tokens = tokenize(cut_answer(first))
+    second_tokens = tokenize(cut_answer(second))
     return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from knowgate.core.text import cut_answer
 from knowgate.data.signals.samples import canonical_answer
 from knowgate.errors import ModelError
 from knowgate.gates.arbiters.abstention import NEUTRAL_BELIEF
@@ -18,7 +19,8 @@ from knowgate.types import AnswerPair, Arbiter, ArbiterChoice, Belief, Completio
 
 def answers_agree(pair: AnswerPair) -> bool:
     """Return whether the two answers are the same after normalization."""
-    return canonical_answer(pair.closed.text, pair.question) == canonical_answer(pair.open.text, pair.question)
+    closed, open = (canonical_answer(cut_answer(answer.text), pair.question) for answer in (pair.closed, pair.open))
+    return closed == open
 
 
 def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief | None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.core.schema import read_record
-from knowgate.core.text import MAX_ANSWER_CHARS, join_tokens, tokenize
+from knowgate.core.text import cut_answer, join_tokens, tokenize
 from knowgate.data.signals.confidence import geometric_mean, min_probability
 from knowgate.errors import BadInput, UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_agree
@@ -31,7 +31,7 @@ MIN_PROBABILITY = 1e-6
 
 def _read_words(answer: str) -> list[str]:
     """Return the words of an answer; of a very long one, those at the beginning."""
-    return tokenize(answer[:MAX_ANSWER_CHARS])
+    return tokenize(cut_answer(answer))
 
 
 def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], float]) -> float | None:

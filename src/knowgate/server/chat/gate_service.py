@@ -32,6 +32,7 @@ from knowgate.server.load_limits import (
     LimitedLog,
     RerankQueue,
     limit_time,
+    run_in_place,
     run_in_thread,
 )
 from knowgate.server.telemetry.trace import RequestTrace
@@ -350,13 +351,15 @@ class GateService:
             TimeoutError: The function took longer than the timeout, including the time that it waited for the lock.
             SearchQueueTimeout: The same, and it waited for the lock for more than half of the timeout.
         """
+        lock = lock or self._search_lock
         clock = asyncio.get_running_loop().time
         latest_start = clock() + self.timeout / 2
         has_started_early = False
         try:
-            async with limit_time(self.timeout), lock or self._search_lock:
+            async with limit_time(self.timeout) as time_limit:
+                await lock.acquire()
                 has_started_early = clock() <= latest_start
-                return await run_in_thread(self._search_threads, work)
+                return await run_in_place(lock, self._search_threads, work, time_limit)
         except TimeoutError:
             if has_started_early:
                 raise

@@ -21,6 +21,7 @@ from typing import Any
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
+from knowgate.core.text import cut_answer
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
 from knowgate.errors import KnowgateError, ModelError
 from knowgate.gates.arbiters.abstention import answers_differ
@@ -130,6 +131,11 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
         async for event in events:
             copy.feed(event)
             yield event
+
+
+def cut_optional_answer(answer: str | None) -> str | None:
+    """Return the beginning of an answer, as far as answers are compared and stored. None stays None."""
+    return None if answer is None else cut_answer(answer)
 
 
 def extract_answer(response: Response) -> str | None:

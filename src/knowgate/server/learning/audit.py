@@ -15,7 +15,12 @@ from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_differ
 from knowgate.server.chat.gate_service import describe_error
 from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
-from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler, label_by_agreement
+from knowgate.server.learning.answers import (
+    CounterfactualAnswerer,
+    HistoryLabeler,
+    cut_optional_answer,
+    label_by_agreement,
+)
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
@@ -308,7 +313,7 @@ class Auditor:
 
     async def _store_label(self, job: AuditJob, label: KnowledgeLabel) -> None:
         """Add a new label to the history, unless the decision was deleted meanwhile."""
-        is_new_label = job.trace.shares_labels and label != job.earlier_label
+        is_new_label = job.trace.shares_labels and label != await asyncio.to_thread(lambda: job.earlier_label)
         if is_new_label and self.store is not None and not await self.store.is_deleted(job.trace.id):
             self.labeler.add(job.question, label, LabelSource.AGREEMENT)
 
@@ -321,11 +326,11 @@ class Auditor:
         elif closed_answer is None:
             job.call_count += 1
             closed_answer = await self.answerer.answer_closed_book(job.request, job.question)
-        return closed_answer, open_answer
+        return cut_optional_answer(closed_answer), cut_optional_answer(open_answer)
 
     async def _answers_differ(self, job: AuditJob, closed_answer: str, open_answer: str) -> bool:
         """Return whether the answers differ in words. With `asks_llm`, they must also differ in meaning."""
-        if not answers_differ(closed_answer, open_answer):
+        if not await asyncio.to_thread(answers_differ, closed_answer, open_answer):  # long answers take a while
             return False
         if not self.asks_llm or RULES_ARBITER.abstains(closed_answer):  # such as "I don't know"
             return True

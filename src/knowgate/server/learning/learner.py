@@ -30,6 +30,7 @@ from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
     HistoryLabeler,
     capture_answer,
+    cut_optional_answer,
     label_by_agreement,
     label_by_feedback,
 )
@@ -108,12 +109,14 @@ class TrafficLearner:
             if sampled_arm is not None:
                 self.auditor.release(trace.owner)  # the calls that `_draw_for_audit` has reserved
             return
+        closed_answer: str | None = text
+        open_answer = None
         if trace.passages:
             closed_answer = _get_full_draft(trace)
             # If an arbiter chose between two answers, the client may have got the draft instead of the open answer.
             open_answer = text if trace.choice is None else trace.choice.open
-        else:
-            closed_answer, open_answer = text, None
+        # Many answers are held in memory, so only what is compared of them is kept.
+        closed_answer, open_answer = cut_optional_answer(closed_answer), cut_optional_answer(open_answer)
         self.recent.update(trace.id, {"closed": closed_answer, "opened": open_answer})
         is_labeled = trace.way == "in-process"  # by the pipeline, when it answered
         can_label = trace.shares_labels and not is_labeled

@@ -25,6 +25,7 @@ from knowgate.server.database import (
     Store,
     Transaction,
     delete_decisions,
+    delete_orphaned_feedback,
     delete_rows,
     find_ids_and_owners,
     is_locked,
@@ -213,17 +214,19 @@ class DecisionLog:
         self._on_loss(reason, count)
 
     def delete_expired(self) -> None:
-        """Delete decisions that are older than `retain_days`, in the background. Call it once an hour."""
-        if self._retain_days is not None:
-            self._thread.submit(self._delete_older, time.time() - self._retain_days * DAY_SECONDS)
+        """Delete what is older than `retain_days`, in the background. Call it once an hour."""
+        self._thread.submit(self._delete_expired)
 
-    def _delete_older(self, oldest: float) -> None:
-        """Delete decisions from before `oldest`, with their feedback and answers. `oldest` is in seconds since 1970."""
+    def _delete_expired(self) -> None:
+        """Delete decisions that are older than `retain_days`, and feedback without a decision."""
         try:
-            rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ?", (oldest,))
-            delete_rows(self._store, [row[0] for row in rows])
-            if rows:
-                log.info("%d decisions older than %g days were deleted.", len(rows), self._retain_days)
+            if self._retain_days is not None:
+                oldest = time.time() - self._retain_days * DAY_SECONDS
+                rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ?", (oldest,))
+                delete_rows(self._store, [row[0] for row in rows])
+                if rows:
+                    log.info("%d decisions older than %g days were deleted.", len(rows), self._retain_days)
+            delete_orphaned_feedback(self._store)
         except STORE_ERRORS as error:
             log.warning("Old decisions could not be deleted: %s", error)
 

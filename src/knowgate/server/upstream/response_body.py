@@ -11,10 +11,13 @@ import aiohttp
 
 from knowgate.core.validation import MAX_DEPTH, check_parsed_value
 from knowgate.errors import BadInput
+from knowgate.models.backend import FairExecutor
 from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values, load_json
+from knowgate.server.load_limits import run_in_thread
 from knowgate.server.streaming import InvalidResponse
 
 Result = TypeVar("Result")
+_large_text_thread = FairExecutor(1)  # shared by all requests of this process
 MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
 MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
 MAX_RESPONSE_VALUES = 1_000_000
@@ -99,11 +102,14 @@ def parse_upstream_json(content: bytes) -> Any:
 async def run_for_size(byte_count: int, work: Callable[[], Result]) -> Result:
     """Run a function, in a thread for large texts. Other requests need not wait then.
 
+    Large texts are processed one at a time, and API keys take turns: parsing holds Python's global lock, so several
+    threads would leave little time for other requests.
+
     Args:
         byte_count: Size of the text that the function parses or writes.
         work: The function.
     """
-    return work() if byte_count <= LARGE_BODY_BYTES else await asyncio.to_thread(work)
+    return work() if byte_count <= LARGE_BODY_BYTES else await run_in_thread(_large_text_thread, work)
 
 
 async def parse_completion(content: bytes) -> dict[str, Any]:
