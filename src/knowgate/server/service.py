@@ -180,7 +180,8 @@ class Service:
             self.snapshot_exchange.schedule_write()
         if trace.decision is None:
             return response
-        report = trace.to_json()
+        model = f"openai:{trace.other_model}" if trace.other_model else self.gate_service.rag.model.name
+        report = {**trace.to_json(), "model": model}
         if trace.source_questions:  # the question was made from several messages of a chat
             report["follow_up"] = True
         if route not in ANSWER_ROUTES:  # the application searches and answers itself
@@ -190,8 +191,7 @@ class Service:
             self.learner.observe(response, trace)
         if self.decision_log is None:
             return response
-        model = f"openai:{trace.other_model}" if trace.other_model else self.gate_service.rag.model.name
-        record = {**report, "model": model, "own_options": trace.has_own_options, "follow_up": "follow_up" in report}
+        record = {**report, "own_options": trace.has_own_options, "follow_up": "follow_up" in report}
         commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
         if not self.options.durable or await self._wait_for_commit(commit, self.options.deadline - seconds):
             return response
