@@ -217,6 +217,23 @@ def test_a_failed_search_is_503_on_a_strict_server(serve, upstream):
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "retriever_down")
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_the_decision_on_a_request_whose_search_failed_is_found_by_its_id(serve, stub, tmp_path, path):
+    address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")}, change=use_retriever(strict=True))
+    body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}], "prompt": UNKNOWN}
+    headers = httpx.post(f"{address}/v1/{path}", json=body, timeout=30).headers
+    assert headers["x-knowgate-degraded"] == "retriever"
+    assert httpx.get(f"{address}/v1/decisions/{headers['x-knowgate-id']}").status_code == 200
+
+
+def test_the_decision_on_a_request_that_the_upstream_did_not_answer_is_found_by_its_id(serve, stub, tmp_path):
+    stub.slow = 2.0
+    address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db"), "first_byte_seconds": 0.2})
+    reply = ask(address)
+    assert reply.status_code == 504
+    assert httpx.get(f"{address}/v1/decisions/{reply.headers['x-knowgate-id']}").status_code == 200
+
+
 # --- the upstream ---------------------------------------------------------------------------------
 
 

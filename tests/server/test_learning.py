@@ -563,6 +563,15 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
     assert {"a", "b"} == set(arms)
 
 
+def test_requests_that_name_the_gate_of_the_server_get_it_and_are_not_counted_in_a_comparison(serve):
+    address, _ = serve(gate="logprob:first", options={"gate_b": "always", "share_b": 1.0, "canary": 0.0})
+    named = ask(address, model="knowgate/logprob:first").json()["knowgate"]
+    assert (named["gate"], named.get("arm"), named["mode"]) == ("logprob", None, "shadow")
+    assert ask(address, model="knowgate").json()["knowgate"]["arm"] == "b"
+    both = ask(address, model="knowgate/logprob:first", knowgate={"retrieve": "never"}).json()["knowgate"]
+    assert (both["gate"], both["retrieve"]) == ("never", False)
+
+
 def test_the_same_gate_twice_counts_each_request_once(serve, stub, tmp_path):
     address, _ = serve(gate="never", options=audit_options(tmp_path, gate_b="never"))
     arms = [ask(address, user=f"u{n}").headers["x-knowgate-arm"] for n in range(12)]

@@ -115,8 +115,9 @@ class GateService:
         self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
     ) -> request_options.RequestOptions:
         """Choose the arm (one of the gates) of the A/B test. Return the options with this arm."""
-        if options.gate == self.gate_spec:  # the alarm and shadow mode concern this gate, also if it is named
-            options = replace(options, gate="")
+        # The alarm and shadow mode concern the gate of the server, also if it is named.
+        if options.retrieve == "auto" and options.gate == self.gate_spec:
+            options = replace(options, gate="", arm="a")
         trace.has_own_options = not options.is_default
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
@@ -169,12 +170,11 @@ class GateService:
             rag: The pipeline.
             model_name: Name of the LLM that the request asks for, or "" for the default of the server.
         """
-        if rag.gate is not self.rag.gate:
-            return ""  # a gate that the request or an A/B test selected, which was checked when it was loaded
         is_fitted = isinstance(rag.gate, FittedGate) and not rag.gate.plug_in
         if is_fitted and isinstance(rag.model, UpstreamDraftModel) and rag.model.differs_from(model_name):
             return f"the gate was fitted on {rag.model.name}, not on the LLM '{model_name}'"
-        return self.staleness
+        # Another gate, which the request or an A/B test selected, was checked when it was loaded.
+        return self.staleness if rag.gate is self.rag.gate else ""
 
     def get_signal_request(self, rag: AdaptiveRAG, trace: RequestTrace) -> SignalRequest:
         """Return the LLM signals needed by the gate, such as a draft. Empty for an unusable gate.
@@ -315,7 +315,7 @@ class GateService:
         trace.degraded.append("retriever")
         if self.strict:
             message = "the search failed, so this request is not answered (strict mode). Try again later."
-            raise ApiError(503, message, "retriever_down", trace.headers)
+            raise ApiError(503, message, "retriever_down")
         return ()
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:

@@ -253,7 +253,7 @@ class LocalChat:
         if progress.has_text or failed_stage == "answer" or never_retrieves:
             self.gate_service.limited_log.write("The model failed: %s", reason, level=logging.ERROR)
             message = "the model failed to generate an answer. The log of the server has the reason."
-            raise ApiError(500, message, "model_failed", progress.trace.headers) from error
+            raise ApiError(500, message, "model_failed") from error
         if failed_stage == "gate" and rag.gate.name not in ("always", "never"):
             self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
             if rag.retriever is not None:
