@@ -135,9 +135,7 @@ class GateService:
             rag = rag.replace(threshold=options.threshold)
         if options.filter is not None and rag.retriever is not None:
             rag = rag.replace(retriever=request_options.FilteredRetriever(rag.retriever, options.filter))
-        if options.max_loss is None or options.retrieve == "always":
-            return rag
-        return request_options.require_guarantee(rag, options.max_loss)
+        return request_options.require_guarantee(rag, options)
 
     def _get_named_pipeline(self, gate_name: str) -> AdaptiveRAG:
         """Return the pipeline with a gate that a request selects by name. Pipelines are cached.

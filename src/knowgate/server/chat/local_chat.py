@@ -24,7 +24,13 @@ from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.question_batcher import BatchError, QuestionBatcher
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
-from knowgate.server.chat.request_options import RequestOptions, is_knowgate_model, read_request_options
+from knowgate.server.chat.request_options import (
+    RequestOptions,
+    UnprovenGate,
+    is_knowgate_model,
+    read_request_options,
+    require_guarantee,
+)
 from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
@@ -142,7 +148,8 @@ class LocalChat:
         if self.options.batch > 1 and model.concurrency == 1:  # a server of LLMs makes batches itself
             # If calls of other keys can interrupt a batch, each key has batches of its own.
             owner = CLIENT.get() if can_interrupt(model) else ""
-            pieces = self._generate_batched((options, max_tokens, owner), rag, question, progress)
+            is_proven = not isinstance(rag.gate, UnprovenGate)
+            pieces = self._generate_batched((options, max_tokens, is_proven, owner), rag, question, progress)
         else:
             pieces = self._generate(rag, question, progress)
         return await self._respond(pieces, progress, rag)
@@ -174,13 +181,13 @@ class LocalChat:
         return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
 
     def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
-        """Return a cached pipeline for these options. Only requests with the same pipeline can share a batch."""
+        """Return a cached pipeline for these options. Whether its gate has the demanded guarantee is never cached."""
         if len(self._pipelines) > MAX_CACHED_PIPELINES:
             self._pipelines.clear()
-        if (options, max_tokens) not in self._pipelines:
-            rag = self.gate_service.select_pipeline(options)
-            self._pipelines[options, max_tokens] = rag.replace(max_tokens=max_tokens)
-        return self._pipelines[options, max_tokens]
+        key = (replace(options, max_loss=None), max_tokens)
+        if key not in self._pipelines:
+            self._pipelines[key] = self.gate_service.select_pipeline(key[0]).replace(max_tokens=max_tokens)
+        return require_guarantee(self._pipelines[key], options)
 
     def _check_supported(self, body: Mapping[str, Any]) -> None:
         """Check that the model in this process supports the request.

@@ -204,8 +204,14 @@ class UnprovenGate(Gate):
         return [reason for _ in questions]
 
 
-def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
-    """Return a pipeline that loses at most this share of answers. Without such a guarantee, it always retrieves."""
+def require_guarantee(rag: AdaptiveRAG, options: RequestOptions) -> AdaptiveRAG:
+    """Return a pipeline that loses at most the share `max_loss` of answers. Without a guarantee, it always retrieves.
+
+    Call this for each request, because the index can change.
+    """
+    max_loss = options.max_loss
+    if max_loss is None or options.retrieve == "always":
+        return rag
     try:
         cause = _explain_missing_proof(rag, max_loss)
     except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
