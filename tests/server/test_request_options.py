@@ -145,9 +145,10 @@ def test_a_filter_searches_deeper_until_enough_passages_match():
     assert Many.asked == [12, 48]
 
 
-def test_a_filter_that_takes_too_long_is_a_bad_request(serve, monkeypatch):
+@pytest.mark.parametrize("upstream", [True, False])
+def test_a_filter_that_takes_too_long_is_a_bad_request(serve, monkeypatch, upstream):
     monkeypatch.setattr(request_options, "FILTER_SECONDS", 0.0)
-    reply = ask(serve(gate="always")[0], model="knowgate", knowgate={"filter": {"id": "*"}})
+    reply = ask(serve(upstream=upstream, gate="always")[0], model="knowgate", knowgate={"filter": {"id": "*"}})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "slow_filter")
 
 

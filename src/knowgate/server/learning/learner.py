@@ -25,7 +25,8 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_gate_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.stages import describe_constant
-from knowgate.server.chat.gate_service import GateService, describe_staleness
+from knowgate.server.chat.gate_service import GateService
+from knowgate.server.chat.request_options import describe_staleness
 from knowgate.server.json_api import ApiError, make_unknown_decision_error
 from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
