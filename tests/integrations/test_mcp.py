@@ -119,6 +119,28 @@ def test_informative_feedback_becomes_a_label(retriever, tmp_path):
     assert labels == {KNOWN: KnowledgeLabel.KNOWN, UNKNOWN: KnowledgeLabel.UNKNOWN}
 
 
+@pytest.mark.parametrize(("rating", "label"), [("up", KnowledgeLabel.KNOWN), ("down", KnowledgeLabel.UNKNOWN)])
+def test_a_rating_of_a_draft_that_the_arbiter_gave_labels_what_the_llm_knows(retriever, tmp_path, rating, label):
+    class AbstainingModel(FakeModel):
+        def _answer(self, prompt):
+            return "I don't know." if "canteen" in prompt.text else super()._answer(prompt)
+
+    store = SqliteHistory(tmp_path / "log.db", HashEmbedder())
+    log = TrafficLog(store)
+    rag = AdaptiveRAG(AbstainingModel(TABLE), load_gate("logprob:mean"), retriever, threshold=0.0, log=log)
+
+    async def run():
+        async with Client(create_mcp_server(rag)) as client:
+            answer = (await client.call_tool("ask", {"question": KNOWN})).structured_content
+            await client.call_tool("feedback", {"id": answer["id"], "rating": rating})
+            return answer
+
+    answer = asyncio.run(run())
+    assert (answer["answer"], len(answer["passages"])) == ("William Shakespeare", 1)
+    log.close()
+    assert [entry.label for entry in store.entries() if entry.source == "human"] == [label]
+
+
 def test_feedback_without_a_log_is_not_stored(rag):
     async def run():
         async with Client(create_mcp_server(rag)) as client:

@@ -602,6 +602,15 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
     assert {"a", "b"} == set(arms)
 
 
+def test_requests_that_name_the_gate_of_the_server_get_it_and_are_not_counted_in_a_comparison(serve):
+    address, _ = serve(gate="logprob:first", options={"gate_b": "always", "share_b": 1.0, "canary": 0.0})
+    named = ask(address, model="knowgate/logprob:first").json()["knowgate"]
+    assert (named["gate"], named.get("arm"), named["mode"]) == ("logprob", None, "shadow")
+    assert ask(address, model="knowgate").json()["knowgate"]["arm"] == "b"
+    both = ask(address, model="knowgate/logprob:first", knowgate={"retrieve": "never"}).json()["knowgate"]
+    assert (both["gate"], both["retrieve"]) == ("never", False)
+
+
 def test_the_same_gate_twice_counts_each_request_once(serve, stub, tmp_path):
     address, _ = serve(gate="never", options=audit_options(tmp_path, gate_b="never"))
     arms = [ask(address, user=f"u{n}").headers["x-knowgate-arm"] for n in range(12)]
@@ -713,6 +722,51 @@ def test_a_rating_after_a_search_of_the_application_becomes_no_label(serve, stub
     use_history(app)
     id = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30).json()["id"]
     assert httpx.get(f"{address}/v1/decisions/{id}").json()["only_decided"] is True
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
+
+
+@pytest.mark.parametrize(("rating", "label"), [("up", KnowledgeLabel.KNOWN), ("down", KnowledgeLabel.UNKNOWN)])
+def test_a_rating_of_a_draft_that_the_arbiter_sent_labels_what_the_llm_knows(serve, stub, tmp_path, rating, label):
+    stub.sure, stub.answer = -9.0, lambda body: "I don't know." if "<passages>" in str(body) else SAME
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
+    address, app = serve(gate="logprob:first", options=options)
+    report = ask(address).json()["knowgate"]
+    assert (len(report["passages"]), report["choice"]["given"]) == (1, "draft")
+    store = use_history(app)
+    reply = httpx.post(f"{address}/v1/feedback", json={"id": report["id"], "rating": rating}).json()
+    assert (reply["learnt"], store.list_labels()) == (True, [(UNKNOWN, label, LabelSource.HUMAN)])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_rating_of_the_answer_of_another_llm_becomes_no_label(serve, stub, tmp_path, restarts):
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0, "upstream_model": "stub-llm"}
+    address, app = serve(gate="never", options=options)
+    id = ask(address, model="other-llm").json()["knowgate"]["id"]
+    if restarts:  # the decision is no longer in memory
+        address, app = serve(gate="never", options=options)
+    store = use_history(app)
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
+    assert store.list_labels() == []
+
+
+def test_a_rating_of_a_computed_answer_becomes_no_label(serve, tmp_path):
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
+    address, app = serve(upstream=False, gate="prompt", options=options)
+    use_history(app)
+    reply = ask(address, "What is 17 * 23?", model="knowgate").json()
+    assert reply["choices"][0]["message"]["content"] == "391"
+    id = reply["knowgate"]["id"]
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
+
+
+def test_the_beginning_of_a_draft_of_an_llm_in_this_process_is_not_compared(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(FakeModel, "_answer", lambda model, prompt: "It is the town of Mira.")
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
+    address, app = serve(upstream=False, gate="logprob:first", threshold=0.0, arbiter="none", options=options)
+    use_history(app)
+    id = ask(address, model="knowgate").json()["knowgate"]["id"]
+    wait_until(lambda: app.state.service.recent.find(id).get("opened"))
+    assert app.state.service.recent.find(id).get("closed") is None
     assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
 
 

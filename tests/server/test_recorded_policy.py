@@ -112,8 +112,11 @@ def test_a_server_loads_the_models_of_a_gate_before_the_first_request(serve, pol
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "decide"])
-def test_a_policy_does_not_decide_for_another_llm_that_a_request_names(serve, stub, policy, path):
-    address, _ = serve(gate=str(policy), options={"upstream_model": "my-llm"})
+@pytest.mark.parametrize("arm", ["a", "b"])
+def test_a_policy_does_not_decide_for_another_llm_that_a_request_names(serve, stub, policy, path, arm):
+    gates = {"gate": str(policy)} if arm == "a" else {"gate": "always"}
+    second = {} if arm == "a" else {"gate_b": str(policy), "share_b": 1.0}
+    address, _ = serve(**gates, options={"upstream_model": "my-llm", **second})
 
     def report(model):
         body = {"model": model, "messages": [{"role": "user", "content": UNKNOWN}]}

@@ -41,6 +41,29 @@ def test_a_gate_that_guarantees_the_demanded_loss_decides(serve, monkeypatch, pr
     assert ("the proven limit of the gate is 5.00%" in report["reason"]) is (proven == 0.05)
 
 
+@pytest.mark.parametrize("upstream", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_each_request_notices_whether_the_guarantee_still_holds(serve, monkeypatch, upstream, stream):
+    address, app = serve(upstream=upstream, gate="never")
+    retrieves = []
+    for proven in (0.01, None, 0.01):
+        monkeypatch.setattr(type(app.state.service.gate_service.rag), "proven_loss", property(lambda rag, p=proven: p))
+        reply = ask(address, model="knowgate", knowgate={"max_loss": 0.02}, stream=stream)
+        retrieves.append(reply.headers["x-knowgate-retrieve"])
+    assert retrieves == ["false", "true", "false"]
+
+
+def test_a_guarantee_for_short_answers_does_not_hold_for_a_request_of_longer_ones(serve, monkeypatch):
+    address, app = serve(upstream=False, gate="never")
+    rag_type = type(app.state.service.gate_service.rag)
+    monkeypatch.setattr(rag_type, "proven_loss", property(lambda rag: 0.01 if rag.max_tokens == 32 else None))
+
+    def is_retrieved(**fields):
+        return ask(address, model="knowgate", knowgate={"max_loss": 0.02}, **fields).json()["knowgate"]["retrieve"]
+
+    assert [is_retrieved(), is_retrieved(max_tokens=32), is_retrieved(max_tokens=64)] == [False, False, True]
+
+
 class Asked:
     """A retriever that counts how often it is asked who it is; `says` may be an error."""
 
@@ -122,9 +145,10 @@ def test_a_filter_searches_deeper_until_enough_passages_match():
     assert Many.asked == [12, 48]
 
 
-def test_a_filter_that_takes_too_long_is_a_bad_request(serve, monkeypatch):
+@pytest.mark.parametrize("upstream", [True, False])
+def test_a_filter_that_takes_too_long_is_a_bad_request(serve, monkeypatch, upstream):
     monkeypatch.setattr(request_options, "FILTER_SECONDS", 0.0)
-    reply = ask(serve(gate="always")[0], model="knowgate", knowgate={"filter": {"id": "*"}})
+    reply = ask(serve(upstream=upstream, gate="always")[0], model="knowgate", knowgate={"filter": {"id": "*"}})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "slow_filter")
 
 

@@ -31,7 +31,7 @@ from knowgate.gates.artifacts.gate_folder import CARD_FILE
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.integrations.decider import Decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.answer_json import decision_record
+from knowgate.pipeline.answer_json import decision_record, get_complete_draft
 from knowgate.server.learning.answers import HistoryLabeler, label_by_feedback
 from knowgate.server.options import LOOPBACK_HOSTS
 from knowgate.types import Answer, Passage
@@ -132,7 +132,7 @@ class McpTools:
             note = "there is no history to add feedback to. Start the server with `log` to learn from feedback."
             return FeedbackResult(id=id, learnt=False, note=note)
         answer = self.answers[id]
-        label = label_by_feedback(rating, correction, _get_known_answers(answer))
+        label = label_by_feedback(rating, correction, _get_known_answers(answer, self.rag.max_tokens))
         if label is None:
             note = "this feedback does not show whether the LLM knows the answer by itself."
             return FeedbackResult(id=id, learnt=False, note=note)
@@ -216,13 +216,14 @@ def _translate_errors(tool: Tool) -> Tool:
     return call
 
 
-def _get_known_answers(answer: Answer) -> dict[str, Any]:
-    """Return the generated answers without and with passages.
+def _get_known_answers(answer: Answer, max_tokens: int) -> dict[str, Any]:
+    """Return the generated answers without and with passages. `max_tokens` is the maximum length of an answer.
 
     Returns:
         `closed`, the text of the answer without passages, and `opened`, that of the answer with passages; None if it
-        was not generated. `retrieved` says whether the answer that was given has passages.
+        was not generated completely. `retrieved` says whether the answer that was given has passages.
     """
     if not answer.passages:
         return {"closed": answer.text, "opened": None, "retrieved": False}
-    return {"closed": answer.draft.text if answer.draft else None, "opened": answer.open_text, "retrieved": True}
+    gave_draft = answer.choice is not None and answer.choice.is_closed_book
+    return {"closed": get_complete_draft(answer, max_tokens), "opened": answer.open_text, "retrieved": not gave_draft}

@@ -23,7 +23,7 @@ from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, load_an
 from knowgate.pipeline import execution, stages
 from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_question, batch_questions
 from knowgate.pipeline.question_state import DecidedQuestion, QuestionState, measure_time
-from knowgate.pipeline.stages import RERANK_CANDIDATES, RetrievalStage
+from knowgate.pipeline.stages import RERANK_CANDIDATES, RetrievalStage, StageRunner
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
 from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, TokenizingModel
 from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
@@ -60,6 +60,7 @@ class AdaptiveRAG:
             the packaged rules. None: the gate alone decides.
         shadow: Shadow mode: if not empty, retrieve for every question and give this text as the reason; what the
             gate would have done is noted on the decision.
+        runner: Runs gate, searches and arbiter, for example with time limits. Default: it just calls them.
 
     Example:
         >>> from knowgate import AdaptiveRAG, load_gate, load_model
@@ -83,6 +84,7 @@ class AdaptiveRAG:
     arbiter: Arbiter | None = RULES_ARBITER
     rules: RuleSet | None = field(default_factory=load_rules)
     shadow: str = ""
+    runner: StageRunner = field(default_factory=StageRunner, compare=False)
     _lock: threading.Lock = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -312,6 +314,7 @@ class AdaptiveRAG:
             rerank_margin=self.rerank_margin,
             fit_passages=functools.partial(fit_passages, self.model, self.prompts, max_tokens=self.max_tokens),
             lock=self._lock,
+            runner=self.runner,
         )
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
@@ -355,7 +358,7 @@ class AdaptiveRAG:
         while remaining := [state for state in states if state.round < state.max_rounds]:
             yield from self._retrieve_again(remaining, generate)
         with self._lock:
-            chosen = list(stages.arbitrate(self.bound_arbiter, states))
+            chosen = list(stages.arbitrate(self.bound_arbiter, states, self.runner))
         yield from chosen
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
@@ -364,7 +367,7 @@ class AdaptiveRAG:
         gate = self.bound_gate
         lock = nullcontext() if gate.is_pure else self._lock  # a pure gate changes no state, so threads can share it
         with lock, measure_time(states, "gate"):
-            stages.apply_gate(gate, self.used_threshold, states)
+            self.runner.decide(gate, self.used_threshold, states)
         if self.rules is not None and gate.obeys_rules:
             stages.apply_rules(self.rules, states)
         if self.shadow and self.retriever:

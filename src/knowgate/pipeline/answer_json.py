@@ -32,7 +32,7 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
             "answer": answer.n_tokens,
             **_count_prompt_tokens(answer, rag),
         },
-        "draft": _get_complete_draft(answer, rag.max_tokens),
+        "draft": get_complete_draft(answer, rag.max_tokens),
         "choice": None if answer.choice is None else _choice_record(answer.choice),
     }
     return {name: value for name, value in record.items() if value is not None}
@@ -72,7 +72,7 @@ def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
     return {name: len(rag.model.tokenize(prompt.text)) for name, prompt in prompts.items()}
 
 
-def _get_complete_draft(answer: Answer, max_tokens: int) -> str | None:
+def get_complete_draft(answer: Answer, max_tokens: int) -> str | None:
     """Return the complete draft (answer without passages), if passages were also used."""
     draft = answer.draft
     if answer.passages and draft is not None and is_complete_draft(draft, max_tokens):

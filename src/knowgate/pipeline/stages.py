@@ -27,7 +27,7 @@ from knowgate.retrieval.passages import (
     merge_passages,
 )
 from knowgate.retrieval.rerankers import can_skip_reranking, rerank
-from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, Reading, TextEvent
+from knowgate.types import ArbiterChoice, Decision, DecisionNote, Gate, Passage, Question, Reading, TextEvent
 from knowgate.types.protocols import AnswerPair, Arbiter, Model, PassageFilter, Reranker, Retriever
 
 MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
@@ -198,16 +198,16 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
             state.may_show = partial(accepts_beginning, arbiter)
 
 
-def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
+def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState], runner: StageRunner) -> Iterator[TextEvent]:
     """Let the arbiter choose between the draft and the answer with passages. Yields chosen answers not streamed yet."""
     replaceable = [state for state in states if state.may_show is not None]
     if arbiter is None or not replaceable:
         return
     with measure_time(replaceable, "arbiter"):
-        choices = choose_answers(arbiter, [_pair_answers(state) for state in replaceable])
+        choices = runner.arbitrate(arbiter, replaceable, [_pair_answers(state) for state in replaceable])
     for state, choice in zip(replaceable, choices, strict=True):
         state.choice = choice
-        if choice.is_closed_book:
+        if choice is not None and choice.is_closed_book:
             state.text = choice.closed
             state.notes.append(DecisionNote.DRAFT_GIVEN)
         if state.text and not state.is_shown:
@@ -223,8 +223,27 @@ def _pair_answers(state: QuestionState) -> AnswerPair:
     return AnswerPair(state.question, draft, completion, state.passages)
 
 
+class StageRunner:
+    """Runs the stages of a pipeline that can fail or hang. A server has one of its own, with time limits."""
+
+    def decide(self, gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
+        """Let the gate decide on each question."""
+        apply_gate(gate, threshold, states)
+
+    def search(self, stage: RetrievalStage, states: Sequence[QuestionState], search: SearchFunction) -> None:
+        """Search for the passages of each question."""
+        search(stage, states)
+
+    def arbitrate(
+        self, arbiter: Arbiter, states: Sequence[QuestionState], pairs: Sequence[AnswerPair]
+    ) -> Sequence[ArbiterChoice | None]:
+        """Let the arbiter choose an answer to each question. None stands for the answer with passages."""
+        return choose_answers(arbiter, pairs)
+
+
 RERANK_CANDIDATES = 20  # passages fetched for a reranker to choose from
 FitFunction = Callable[[Question, Sequence[Passage]], tuple[Passage, ...]]
+SearchFunction = Callable[["RetrievalStage", Sequence[QuestionState]], None]
 
 
 @dataclass(frozen=True)
@@ -239,6 +258,7 @@ class RetrievalStage:
         rerank_margin: Skip reranking if the best score leads the second by this share; None to always rerank.
         fit_passages: Returns as many of the passages as fit the context window.
         lock: Held during calls, because retrievers and rerankers may not be thread-safe.
+        runner: Runs the searches.
     """
 
     retriever: Retriever
@@ -248,8 +268,13 @@ class RetrievalStage:
     rerank_margin: float | None
     fit_passages: FitFunction
     lock: threading.Lock
+    runner: StageRunner
 
     def retrieve(self, states: Sequence[QuestionState]) -> None:
+        """Search and store the passages of each question."""
+        self.runner.search(self, states, RetrievalStage.search)
+
+    def search(self, states: Sequence[QuestionState]) -> None:
         """Search and store the passages of each question. The second look, a judge, drops useless ones.
 
         A question without passages gets a note why.
@@ -278,16 +303,21 @@ class RetrievalStage:
         Returns:
             For each question, whether it got new passages.
         """
-        queries = [build_follow_up_query(state.question.text, state.text) for state in states]
-        results = self._search(states, queries)
-        return [self._add_new_passages(state, passages) for state, passages in zip(states, results, strict=True)]
+        earlier = [state.passages for state in states]
+        self.runner.search(self, states, RetrievalStage.search_again)
+        return [self._keep_new_passages(state, passages) for state, passages in zip(states, earlier, strict=True)]
 
-    def _add_new_passages(self, state: QuestionState, passages: Sequence[Passage]) -> bool:
-        """Replace a question's passages if the new search found others. Returns whether they were replaced."""
-        fitting = self.fit_passages(state.question, passages)
-        has_new = has_new_passages(state.passages, fitting)
-        if has_new:
-            state.passages = fitting
+    def search_again(self, states: Sequence[QuestionState]) -> None:
+        """Search with each question and its last answer, and store the best of the new and the earlier passages."""
+        queries = [build_follow_up_query(state.question.text, state.text) for state in states]
+        for state, passages in zip(states, self._search(states, queries), strict=True):
+            state.passages = tuple(passages)
+
+    def _keep_new_passages(self, state: QuestionState, earlier: tuple[Passage, ...]) -> bool:
+        """Restore the earlier passages of a question unless a search found others. Returns whether it found some."""
+        fitting = self.fit_passages(state.question, state.passages)
+        has_new = has_new_passages(earlier, fitting)
+        state.passages = fitting if has_new else earlier
         return has_new
 
     def _search(self, states: Sequence[QuestionState], queries: Sequence[str]) -> list[list[Passage]]:

@@ -199,6 +199,8 @@ class EndpointApp:
                     await self.service.learner.auditor.poll()  # so that an alarm of another server is known
                 return await self.endpoint.handler(self.service, request, trace)
         except ApiError as error:
+            if trace.decision is not None:  # it is stored, so the client can ask for it by its id
+                error.headers |= trace.headers
             return error.to_response()
         except TimeoutError:
             message = "the answer was not ready before the deadline of the server. Try again later."

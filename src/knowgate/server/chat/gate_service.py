@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from knowgate.data.history.entries import get_max_normalized_length
-from knowgate.errors import ArtifactError, BadInput, KnowgateError, RejectionError
-from knowgate.gates import PACKAGED_GATES, load_gate
+from knowgate.errors import BadInput, KnowgateError, RejectionError
+from knowgate.gates import load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import PatternTime
@@ -37,7 +37,17 @@ from knowgate.server.load_limits import (
 )
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
-from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker, SignalRequest
+from knowgate.types import (
+    Completion,
+    Decision,
+    DecisionNote,
+    Gate,
+    Passage,
+    Question,
+    Reranker,
+    Retriever,
+    SignalRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +56,7 @@ MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
 MAX_INLINE_CHARS = 2_000  # with a question that is longer after Unicode normalization, too
 MAX_MODEL_CHARS = 200  # of a model name in the log
 PARALLEL_SEARCHES = 8  # on a search server
+REPEATED_FAILURES = "the gate failed repeatedly and is not used for a while"
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
 
@@ -74,7 +85,7 @@ class GateService:
         self.gate_spec = gate_spec or rag.gate.name
         self.timeout = timeout
         self.strict = strict
-        self.staleness = describe_staleness(rag)
+        self.staleness = request_options.describe_staleness(rag)
         self.limited_log = LimitedLog(log)
         self.gate_breakers = BreakersByKey("gate")
         self.retriever_breakers = BreakersByKey("retriever")
@@ -86,11 +97,11 @@ class GateService:
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 1 + places, "knowgate-search")
         self._search_lock, self._filter_lock = FairLock(places), FairLock()
         self.rerank_queue = RerankQueue()
-        self._cached_rag: AdaptiveRAG | None = None  # searches only the cache of a web search
+        self._web_cache: WebRetriever | None = None  # searches only the cache of a web search
         web = getattr(rag.retriever, "retriever", None)
         if isinstance(web, WebRetriever):
             web.budget_seconds = 0.0  # a search that waits would delay those of other keys
-            self._cached_rag = replace(rag, retriever=web.only_cached())
+            self._web_cache = web.only_cached()
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
     def make_closer(self) -> Callable[[], None]:
@@ -116,8 +127,9 @@ class GateService:
         self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
     ) -> request_options.RequestOptions:
         """Choose the arm (one of the gates) of the A/B test. Return the options with this arm."""
-        if options.gate == self.gate_spec:  # the alarm and shadow mode concern this gate, also if it is named
-            options = replace(options, gate="")
+        # The alarm and shadow mode concern the gate of the server, also if it is named.
+        if options.retrieve == "auto" and options.gate == self.gate_spec:
+            options = replace(options, gate="", arm="a")
         trace.has_own_options = not options.is_default
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
@@ -135,9 +147,7 @@ class GateService:
             rag = rag.replace(threshold=options.threshold)
         if options.filter is not None and rag.retriever is not None:
             rag = rag.replace(retriever=request_options.FilteredRetriever(rag.retriever, options.filter))
-        if options.max_loss is None or options.retrieve == "always":
-            return rag
-        return request_options.require_guarantee(rag, options.max_loss)
+        return request_options.require_guarantee(rag, options)
 
     def _get_named_pipeline(self, gate_name: str) -> AdaptiveRAG:
         """Return the pipeline with a gate that a request selects by name. Pipelines are cached.
@@ -170,12 +180,11 @@ class GateService:
             rag: The pipeline.
             model_name: Name of the LLM that the request asks for, or "" for the default of the server.
         """
-        if rag.gate is not self.rag.gate:
-            return ""  # a gate that the request or an A/B test selected, which was checked when it was loaded
         is_fitted = isinstance(rag.gate, FittedGate) and not rag.gate.plug_in
         if is_fitted and isinstance(rag.model, UpstreamDraftModel) and rag.model.differs_from(model_name):
             return f"the gate was fitted on {rag.model.name}, not on the LLM '{model_name}'"
-        return self.staleness
+        # Another gate, which the request or an A/B test selected, was checked when it was loaded.
+        return self.staleness if rag.gate is self.rag.gate else ""
 
     def get_signal_request(self, rag: AdaptiveRAG, trace: RequestTrace) -> SignalRequest:
         """Return the LLM signals needed by the gate, such as a draft. Empty for an unusable gate.
@@ -245,7 +254,7 @@ class GateService:
         """Run the gate, unless its circuit breaker is open. After a failure, decide to retrieve."""
         breaker = self.gate_breakers.get(trace.owner)
         if not breaker.try_acquire():
-            return self.bypass_failed_gate(rag, trace, "the gate failed repeatedly and is not used for a while")
+            return self.bypass_failed_gate(rag, trace, REPEATED_FAILURES)
         try:
             with use_draft(draft), trace.measure("gate"):
                 trace.decision = await self._run_gate(rag, question, draft)
@@ -268,46 +277,71 @@ class GateService:
 
     def bypass_stale_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Decide to retrieve, because the gate was calibrated for another LLM, prompt or index, as the reason says."""
-        return _fall_back(rag, trace, "stale calibration", reason)
+        trace.degraded.append("stale calibration")
+        return _fall_back(rag, trace, reason)
 
     def bypass_failed_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Log that the gate failed for this reason, and decide to retrieve."""
+        self.report_failed_gate(trace, reason)
+        return _fall_back(rag, trace, reason)
+
+    def report_failed_gate(self, trace: RequestTrace, reason: str) -> None:
+        """Log that the gate failed for this reason, and note it in the trace."""
         self.limited_log.write("The gate failed, so the request retrieves: %s", reason)
-        return _fall_back(rag, trace, "gate", reason)
+        trace.degraded.append("gate")
 
     # --- searches ---------------------------------------------------------------------------------
 
     async def search(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Return the passages for a question, or none after a failure. A web search first reads its cache.
+        """Return the passages for a question, or none after a failure.
 
         Raises:
             ApiError: 503 if the search fails and the server is strict.
         """
-        # A copy has its own lock, so it waits neither for a gate that hangs nor for an abandoned search.
-        search_rag = replace(self.rag, retriever=rag.retriever)  # the request may have its own, with a filter
-        is_filtered = isinstance(rag.retriever, request_options.FilteredRetriever)
+
+        def search(retriever: Retriever) -> tuple[Passage, ...]:
+            # A copy has its own lock, so it waits neither for a gate that hangs nor for an abandoned search.
+            return replace(self.rag, retriever=retriever).retrieve(question)
+
+        assert rag.retriever is not None  # which the caller has checked
+        return await self.run_search(search, rag.retriever, trace) or ()  # the request may have its own, with a filter
+
+    async def run_search(
+        self, search: Callable[[Retriever], Result], retriever: Retriever, trace: RequestTrace
+    ) -> Result | None:
+        """Run a function that searches, with a time limit and a circuit breaker. A web search first reads its cache.
+
+        Returns:
+            The result of the function, or None after a failure.
+
+        Raises:
+            ApiError: 503 if the search fails and the server is strict.
+        """
+        is_filtered = isinstance(retriever, request_options.FilteredRetriever)
         lock = self._filter_lock if is_filtered else self._search_lock
-        if self._cached_rag is not None and not is_filtered:
-            search_cache = partial(self._cached_rag.retrieve, question)
+        if self._web_cache is not None and not is_filtered:
+            search_cache = partial(search, self._web_cache)
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
                 return await self.run_in_search_thread(search_cache, FairLock())  # a new lock: it waits for no search
         breaker = self.retriever_breakers.get(CLIENT.get())
         if not breaker.try_acquire():
-            return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
+            self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
+            return None
         try:
             with trace.measure("retrieve"):
-                passages = await self.run_in_search_thread(partial(search_rag.retrieve, question), lock)
+                result = await self.run_in_search_thread(partial(search, retriever), lock)
         except (asyncio.CancelledError, ApiError):
             breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
             _record_search_error(breaker, error, is_filtered=is_filtered)
-            return self.bypass_retriever(trace, describe_error(error, self.timeout))
+            self.bypass_retriever(trace, describe_error(error, self.timeout))
+            return None
         breaker.record_success()
-        return passages
+        return result
 
-    def bypass_retriever(self, trace: RequestTrace, reason: str) -> tuple[Passage, ...]:
-        """Log that a search failed for this reason, and return no passages.
+    def bypass_retriever(self, trace: RequestTrace, reason: str) -> None:
+        """Log that a search failed for this reason.
 
         Raises:
             ApiError: 503 if the server is strict.
@@ -316,8 +350,7 @@ class GateService:
         trace.degraded.append("retriever")
         if self.strict:
             message = "the search failed, so this request is not answered (strict mode). Try again later."
-            raise ApiError(503, message, "retriever_down", trace.headers)
-        return ()
+            raise ApiError(503, message, "retriever_down")
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:
         """Log a failure of the arbiter, and note it in the trace. The caller continues without arbiter."""
@@ -393,11 +426,15 @@ def _is_short(question: Question) -> bool:
     return get_max_normalized_length(question.text) <= MAX_INLINE_CHARS
 
 
-def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, component: str, reason: str) -> Decision:
-    """Decide to retrieve without the gate. Record the broken component in the trace."""
-    trace.degraded.append(component)
-    trace.decision = Decision(True, 1.0, rag.used_threshold, rag.gate.name, f"retrieved as a fallback: {reason}")
+def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
+    """Decide to retrieve without the gate."""
+    trace.decision = make_fallback_decision(rag.gate, rag.used_threshold, reason)
     return trace.decision
+
+
+def make_fallback_decision(gate: Gate, threshold: float, reason: str) -> Decision:
+    """Return the decision to retrieve without the gate, for this reason."""
+    return Decision(True, 1.0, threshold, gate.name, f"retrieved as a fallback: {reason}")
 
 
 def describe_error(error: BaseException, timeout: float) -> str:
@@ -407,26 +444,3 @@ def describe_error(error: BaseException, timeout: float) -> str:
     cause = error.__cause__ or error
     text: str = getattr(error, "brief", "") or str(error)
     return text if isinstance(cause, KnowgateError) else f"unexpected error {type(cause).__name__}"
-
-
-# --- calibration and guarantees -------------------------------------------------------------------
-
-
-def describe_staleness(rag: AdaptiveRAG) -> str:
-    """Return why the gate does not fit this LLM, prompt or index. "" means a good fit.
-
-    Raises:
-        KnowgateError: The gate does not work with this pipeline at all.
-    """
-    try:
-        gate = rag.bound_gate
-    except ArtifactError as error:
-        return f"the calibration of the gate does not apply to this server. {error}"
-    if not isinstance(gate, FittedGate) or gate.artifact.path.is_relative_to(PACKAGED_GATES):
-        return ""  # packaged gates give no guarantee for the user's documents, so any index fits
-    guarantee = gate.artifact.manifest.get("guarantee")
-    calibrated = guarantee["retriever"]["fingerprint"] if guarantee else None
-    if calibrated is None or rag.retriever is None:  # a gate calibrated on imported answers records no index
-        return ""
-    actual = rag.retriever.fingerprint
-    return "" if calibrated == actual else f"the gate was calibrated on another index ({calibrated}, not {actual})"

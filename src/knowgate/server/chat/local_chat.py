@@ -22,9 +22,15 @@ from knowgate.models.backend import CLIENT, can_interrupt
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.server.chat.gate_service import GateService, describe_error
-from knowgate.server.chat.question_batcher import BatchError, QuestionBatcher
+from knowgate.server.chat.local_pipeline import BatchError, GuardedStageRunner, QuestionBatcher, TracedQuestion
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
-from knowgate.server.chat.request_options import RequestOptions, is_knowgate_model, read_request_options
+from knowgate.server.chat.request_options import (
+    RequestOptions,
+    UnprovenGate,
+    is_knowgate_model,
+    read_request_options,
+    require_guarantee,
+)
 from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
@@ -55,6 +61,7 @@ class AnswerProgress:
         streams_usage: Whether the stream ends with the tokens.
         deadline: Time of the event loop's clock at which the request must have ended.
         created: When the answer was started, in seconds since 1970.
+        fallback: Decision to report, with its reason, if the server had to decide without the gate or to start again.
     """
 
     trace: RequestTrace
@@ -66,12 +73,13 @@ class AnswerProgress:
     streams_usage: bool = False
     deadline: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
+    fallback: Decision | None = None
 
     def handle(self, event: StreamEvent) -> str:
         """Record an event of the pipeline, and return its new text ("" for none)."""
         match event:
             case DecisionEvent(decision):
-                self.trace.decision = self._keep_fallback(decision)
+                self.trace.decision = self.fallback or decision
                 self.stage = "retrieve" if decision.retrieve else "answer"
             case PassagesEvent(passages):
                 self.trace.passages = passages
@@ -86,19 +94,13 @@ class AnswerProgress:
     def finish(self, answer: Answer) -> None:
         """Record the finished answer, with its decision, passages and timings, in the trace."""
         self.answer = answer
-        self.trace.decision = self._keep_fallback(answer.decision)
+        self.trace.decision = self.fallback or answer.decision
         self.trace.passages = answer.passages
         self.trace.draft = answer.draft
         self.trace.choice = answer.choice
         for stage, seconds in answer.seconds.items():
             if stage != "total":
                 self.trace.add_time(stage, seconds)
-
-    def _keep_fallback(self, decision: Decision) -> Decision:
-        """Return the decision to report. After a failure, the decision in the trace is kept, for its reason."""
-        if self.trace.degraded and self.trace.decision is not None:
-            return self.trace.decision
-        return decision
 
 
 class LocalChat:
@@ -124,7 +126,7 @@ class LocalChat:
         trace.model_name = model.name
         trace.ignored_fields = _list_ignored(body)
         meter = RewriteMeter(model)
-        question = await self._extract_question(request, meter)
+        question = TracedQuestion.from_question(await self._extract_question(request, meter), trace)
         if meter.seconds:
             trace.add_time("rewrite", meter.seconds)
         trace.set_question(question)
@@ -135,14 +137,15 @@ class LocalChat:
         )
         options = await self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
-        progress = AnswerProgress(trace, deadline=deadline, rewrite_usage=meter.usage)
+        progress = AnswerProgress(trace, deadline=deadline, rewrite_usage=meter.usage, fallback=trace.decision)
         progress.streams_usage = _wants_usage(body)
         if body.get("stream"):
             return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
         if self.options.batch > 1 and model.concurrency == 1:  # a server of LLMs makes batches itself
             # If calls of other keys can interrupt a batch, each key has batches of its own.
             owner = CLIENT.get() if can_interrupt(model) else ""
-            pieces = self._generate_batched((options, max_tokens, owner), rag, question, progress)
+            is_proven = not isinstance(rag.gate, UnprovenGate)
+            pieces = self._generate_batched((options, max_tokens, is_proven, owner), rag, question, progress)
         else:
             pieces = self._generate(rag, question, progress)
         return await self._respond(pieces, progress, rag)
@@ -174,13 +177,16 @@ class LocalChat:
         return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
 
     def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
-        """Return a cached pipeline for these options. Only requests with the same pipeline can share a batch."""
+        """Return a cached pipeline for these options. Whether its gate has the demanded guarantee is never cached."""
         if len(self._pipelines) > MAX_CACHED_PIPELINES:
             self._pipelines.clear()
-        if (options, max_tokens) not in self._pipelines:
-            rag = self.gate_service.select_pipeline(options)
-            self._pipelines[options, max_tokens] = rag.replace(max_tokens=max_tokens)
-        return self._pipelines[options, max_tokens]
+        key = (replace(options, max_loss=None), max_tokens)
+        if key not in self._pipelines:
+            runner = GuardedStageRunner(self.gate_service, asyncio.get_running_loop())
+            self._pipelines[key] = self.gate_service.select_pipeline(key[0]).replace(
+                max_tokens=max_tokens, runner=runner
+            )
+        return require_guarantee(self._pipelines[key], options)
 
     def _check_supported(self, body: Mapping[str, Any]) -> None:
         """Check that the model in this process supports the request.
@@ -205,28 +211,33 @@ class LocalChat:
     # --- generating -------------------------------------------------------------------------------
 
     async def _generate(
-        self, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
+        self, rag: AdaptiveRAG, question: TracedQuestion, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
         """Yield the answer piece by piece. After an early failure, start again without the failed component."""
         while True:
             try:
                 async with aclosing(rag.aanswer_stream(question)) as events:
                     async for event in events:
-                        if text := progress.handle(event):
+                        text = progress.handle(event)
+                        question.check()
+                        if text:
                             yield text
                 return
+            except ApiError:
+                raise
             except BadInput as error:
                 raise ApiError(400, str(error)) from None
             except Exception as error:  # noqa: BLE001 - whatever fails, the question is answered if possible
                 rag = self._choose_fallback(rag, progress, error)
 
     async def _generate_batched(
-        self, key: Hashable, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
+        self, key: Hashable, rag: AdaptiveRAG, question: TracedQuestion, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
         """Yield the whole answer at once, from a batch. After a failure, answer without batching."""
         with suppress(BatchError):
             answer, progress.usage = await self._batcher.answer(key, rag, question)
             progress.finish(answer)
+            question.check()
             yield answer.text
             return
         async with aclosing(self._generate(rag, question, progress)) as pieces:
@@ -253,13 +264,14 @@ class LocalChat:
         if progress.has_text or failed_stage == "answer" or never_retrieves:
             self.gate_service.limited_log.write("The model failed: %s", reason, level=logging.ERROR)
             message = "the model failed to generate an answer. The log of the server has the reason."
-            raise ApiError(500, message, "model_failed", progress.trace.headers) from error
+            raise ApiError(500, message, "model_failed") from error
         if failed_stage == "gate" and rag.gate.name not in ("always", "never"):
-            self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
+            progress.fallback = self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
             if rag.retriever is not None:
                 return rag.replace(gate=self.gate_service.always_gate, threshold=None)
         if failed_stage == "retrieve":
             self.gate_service.bypass_retriever(progress.trace, reason)
+        progress.fallback = progress.trace.decision
         # In shadow mode, the pipeline would search again.
         return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None, shadow="")
 

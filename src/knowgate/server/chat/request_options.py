@@ -14,8 +14,10 @@ from fnmatch import translate
 from functools import cached_property
 from typing import Any, Literal
 
-from knowgate.errors import KnowgateError
+from knowgate.errors import ArtifactError, KnowgateError
+from knowgate.gates import PACKAGED_GATES
 from knowgate.gates.calibration.deployment import is_fitted_on_recorded
+from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import GatedRequest, GateRequest, PassageFilter
@@ -204,8 +206,14 @@ class UnprovenGate(Gate):
         return [reason for _ in questions]
 
 
-def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
-    """Return a pipeline that loses at most this share of answers. Without such a guarantee, it always retrieves."""
+def require_guarantee(rag: AdaptiveRAG, options: RequestOptions) -> AdaptiveRAG:
+    """Return a pipeline that loses at most the share `max_loss` of answers. Without a guarantee, it always retrieves.
+
+    Call this for each request, because the index can change.
+    """
+    max_loss = options.max_loss
+    if max_loss is None or options.retrieve == "always":
+        return rag
     try:
         cause = _explain_missing_proof(rag, max_loss)
     except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
@@ -222,3 +230,23 @@ def _explain_missing_proof(rag: AdaptiveRAG, max_loss: float) -> str:
     if is_fitted_on_recorded(rag.gate):
         return RECORDED_ADVICE  # the gate was fitted on imported answers, so its guarantee covers no known index
     return "; ".join(rag.guarantee_violations) or "the gate has no guarantee. Prove one with `knowgate calibrate`"
+
+
+def describe_staleness(rag: AdaptiveRAG) -> str:
+    """Return why the gate does not fit this LLM, prompt or index. "" means a good fit.
+
+    Raises:
+        KnowgateError: The gate does not work with this pipeline at all.
+    """
+    try:
+        gate = rag.bound_gate
+    except ArtifactError as error:
+        return f"the calibration of the gate does not apply to this server. {error}"
+    if not isinstance(gate, FittedGate) or gate.artifact.path.is_relative_to(PACKAGED_GATES):
+        return ""  # packaged gates give no guarantee for the user's documents, so any index fits
+    guarantee = gate.artifact.manifest.get("guarantee")
+    calibrated = guarantee["retriever"]["fingerprint"] if guarantee else None
+    if calibrated is None or rag.retriever is None:  # a gate calibrated on imported answers records no index
+        return ""
+    actual = rag.retriever.fingerprint
+    return "" if calibrated == actual else f"the gate was calibrated on another index ({calibrated}, not {actual})"

@@ -26,10 +26,12 @@ from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSou
 from knowgate.errors import KnowgateError, ModelError
 from knowgate.gates.arbiters.abstention import answers_differ
 from knowgate.labels.grading import parse_verdict
+from knowgate.models.backend import CLIENT
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.traffic_log import TrafficLog, close_connection
 from knowgate.server.chat.gate_service import GateService
+from knowgate.server.chat.local_pipeline import GuardedStageRunner, TracedQuestion
 from knowgate.server.json_api import load_json
 from knowgate.server.streaming import EventStreamResponse, parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
@@ -249,11 +251,18 @@ class CounterfactualAnswerer:
             raise ModelError("the LLM was asked whether two answers mean the same, but replied neither yes nor no.")
         return is_same
 
-    async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
-        """Answer with the model in this process, with or without passages. Nothing is logged."""
+    async def _answer_in_process(self, question: str, *, retrieve: bool) -> str | None:
+        """Answer with the model in this process, with or without passages. Nothing is logged.
+
+        Returns:
+            The answer, or None if the search failed.
+        """
         gate = self.gate_service.always_gate if retrieve else self.gate_service.never_gate
-        rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None)
-        return (await rag.aanswer(question)).text
+        runner = GuardedStageRunner(self.gate_service, asyncio.get_running_loop())
+        rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None, runner=runner)
+        traced = TracedQuestion(question, trace=RequestTrace(owner=CLIENT.get()))
+        answer = await rag.aanswer(traced)
+        return None if "retriever" in traced.trace.degraded else answer.text
 
     async def _answer_upstream(
         self, forwarder: UpstreamForwarder, request: ClientRequest, passages: Sequence[Passage]

@@ -2,8 +2,9 @@
 
 An experiment has one or two arms. Each arm is a gate with a monitor that measures how many answers are lost if this gate
 skips retrieval. All requests of the same user (the field `user` of a request) get the same arm. Requests without a user
-are assigned at random. A request that selects a gate itself takes no part in the experiment. A request that changes only
-the threshold, filter or maximum loss is assigned to an arm, but not counted.
+are assigned at random. A request that selects a gate itself takes no part in the experiment. One that names the gate of the
+server gets arm "a"; with two gates, it is not counted. A request that changes only the threshold, filter or maximum loss is
+assigned to an arm, but not counted.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Experiment:
         """Choose the gate (arm "a" or "b") of a request. Also choose whether the server follows this gate.
 
         Args:
-            options: Options of the request. If they select a gate, they are returned unchanged.
+            options: Options of the request. If they select a gate, they are returned unchanged. `arm` is "a" if the
+                request names the gate of the server.
             body: Body of the request. All requests with the same field `user` get the same arm.
             trace: Record of the request. Its `arm` and `mode` are set.
 
@@ -85,9 +87,11 @@ class Experiment:
         if options.gate_name:
             return options
         key = body.get("user") or trace.id
-        name = "b" if hash_to_unit("arm", key) < self.share_b else "a"
-        # A request with another threshold, filter or maximum loss says nothing about the arm, so it is not counted.
-        trace.arm = name if options.is_default else ""
+        name = options.arm or ("b" if hash_to_unit("arm", key) < self.share_b else "a")
+        # A request with another threshold, filter or maximum loss says nothing about the arm, so it is not counted. Those
+        # that name their gate are no random sample, which a comparison of two gates needs.
+        is_sample = not (options.arm and self.share_b)
+        trace.arm = name if options.is_default and is_sample else ""
         trace.mode, shadow = self._choose_mode(self.arms[name], key, trace.owner)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")

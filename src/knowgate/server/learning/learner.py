@@ -20,11 +20,13 @@ from knowgate.gates import load_gate
 from knowgate.gates.baselines import AlwaysGate
 from knowgate.gates.calibration.evidence import TARGET_KINDS
 from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.rules.arithmetic import ARITHMETIC_RULE
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_gate_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.stages import describe_constant
-from knowgate.server.chat.gate_service import GateService, describe_staleness
+from knowgate.server.chat.gate_service import GateService
+from knowgate.server.chat.request_options import describe_staleness
 from knowgate.server.json_api import ApiError, make_unknown_decision_error
 from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
@@ -129,15 +131,23 @@ class TrafficLearner:
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
         """Label a question as known or unknown to the LLM, by user feedback. Follow-up questions are not labeled.
 
+        Neither are questions that another LLM answered, or that were computed without an LLM.
+
         Returns:
             Whether a label was stored.
         """
         question = decision.get("question")
         if self.labeler.history is None or not isinstance(question, str) or decision.get("follow_up"):
             return False
+        model_name = self.labeler.rag.model.name
+        is_computed = decision.get("way") == "in-process" and decision.get("rule") == ARITHMETIC_RULE
+        if is_computed or decision.get("model", model_name) != model_name:
+            return False
         # After a decision of /v1/decide, the application searches itself.
         searched_elsewhere = decision.get("only_decided") and decision.get("retrieve")
-        answers = {**decision, "retrieved": bool(decision.get("passages") or searched_elsewhere)}
+        sent_draft = (decision.get("choice") or {}).get("given") == "draft"
+        sent_passages = bool(decision.get("passages")) and not sent_draft
+        answers = {**decision, "retrieved": sent_passages or searched_elsewhere}
         label = label_by_feedback(rating, feedback.correction, answers)
         if label is None:
             return False
@@ -176,8 +186,10 @@ def _arm_to_json(arm: ExperimentArm, audits: dict[str, int]) -> dict[str, Any]:
 def _get_full_draft(trace: RequestTrace) -> str | None:
     """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned."""
     draft, request = trace.draft, trace.client_request
-    # A streamed draft is read only as far as the gate needs it. On other paths than chats, a short draft is requested.
-    may_be_partial = request is not None and (bool(request.body.get("stream")) or request.path != CHAT_PATH)
+    # A streamed draft is read only as far as the gate needs it. On other paths than chats, and of an LLM in this process,
+    # a short draft is requested.
+    is_short = trace.way == "in-process" or (request is not None and request.path != CHAT_PATH)
+    may_be_partial = is_short or (request is not None and bool(request.body.get("stream")))
     if draft is None or (may_be_partial and not draft.finished):
         return None
     return draft.text

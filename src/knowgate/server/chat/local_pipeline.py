@@ -1,0 +1,296 @@
+"""How the pipeline of an LLM in this process runs: simultaneous questions in one batch, and each stage with its limits.
+
+Such a pipeline runs in the thread of the LLM. That thread waits while gates, searches and arbiters run in threads of the
+gate service, as they do with an upstream. A stage that fails or takes too long is skipped, and named in the trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import zip_longest
+from typing import TypeVar, cast
+
+from knowgate.core.stop_flag import StopError, check_stop_flag
+from knowgate.gates.arbiters.arbitration import choose_answers
+from knowgate.gates.baselines import AlwaysGate, NeverGate
+from knowgate.models.backend import CLIENT
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.question_state import QuestionState
+from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate
+from knowgate.server.chat.gate_service import (
+    REPEATED_FAILURES,
+    GateService,
+    describe_error,
+    make_fallback_decision,
+)
+from knowgate.server.json_api import ApiError
+from knowgate.server.load_limits import CircuitBreaker
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
+from knowgate.types import Answer, AnswerPair, Arbiter, ArbiterChoice, Gate, Question, Retriever
+
+Result = TypeVar("Result")
+POLL_SECONDS = 0.1  # between two checks whether anybody still waits for the answer
+BATCH_WAIT_SECONDS = 0.003
+MAX_BATCH_SIZE = 16  # a larger batch would make a single question wait longer for the others
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+class BatchError(Exception):
+    """A batch of questions failed. One bad question may be the cause, so each question must be answered on its own."""
+
+
+@dataclass
+class PendingQuestion:
+    """Question that waits for the next batch. `owner` is the API key, `answer` receives the result."""
+
+    question: Question
+    owner: str
+    answer: asyncio.Future[tuple[Answer, TokenUsage]]
+
+
+@dataclass
+class QuestionBatcher:
+    """Queue that answers simultaneous questions in one batch.
+
+    Only questions with the same key, i.e. the same pipeline, share a batch. API keys get equal shares.
+    """
+
+    max_batch_size: int = MAX_BATCH_SIZE
+    wait_seconds: float = BATCH_WAIT_SECONDS
+    _queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)  # asyncio keeps only weak references to tasks
+
+    async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> tuple[Answer, TokenUsage]:
+        """Answer a question in a batch with other questions of the same key.
+
+        Returns:
+            The answer, and the tokens of all calls to the LLM.
+
+        Raises:
+            BatchError: The batch failed.
+        """
+        pending = PendingQuestion(question, CLIENT.get(), asyncio.get_running_loop().create_future())
+        if key in self._queues:
+            self._queues[key].append(pending)
+        else:
+            self._queues[key] = [pending]
+            task = asyncio.ensure_future(self._run_batches(key, rag))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await pending.answer
+
+    async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
+        """Answer the waiting questions with this key, batch by batch."""
+        try:
+            await asyncio.sleep(self.wait_seconds)
+            while queue := self._queues[key]:
+                waiting = _order_fairly(queue)
+                batch = waiting[: self.max_batch_size]
+                queue[:] = waiting[self.max_batch_size :]
+                if batch:
+                    CLIENT.set(batch[0].owner)  # this task has a context of its own
+                    await self._run_batch(rag, batch)
+        finally:
+            del self._queues[key]
+
+    async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
+        """Answer a batch of questions, and set the results or errors of their futures."""
+        work = asyncio.ensure_future(_answer_batch(rag, [pending.question for pending in batch]))
+
+        def stop_if_unwanted(_: object) -> None:
+            if all(pending.answer.done() for pending in batch):
+                work.cancel()
+
+        for pending in batch:
+            pending.answer.add_done_callback(stop_if_unwanted)
+        try:
+            await asyncio.wait([work])
+            if work.cancelled():
+                return
+            answers, usages = work.result()
+        except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
+            for pending in batch:
+                if not pending.answer.done():
+                    pending.answer.set_exception(BatchError(str(error)))
+            return
+        for pending, answer, usage in zip(batch, answers, usages, strict=True):
+            if not pending.answer.done():
+                pending.answer.set_result((answer, usage))
+
+
+def _order_fairly(questions: list[PendingQuestion]) -> list[PendingQuestion]:
+    """Order questions so that API keys take turns. Example: a1 a2 b1 becomes a1 b1 a2."""
+    by_owner: defaultdict[str, list[PendingQuestion]] = defaultdict(list)
+    for pending in questions:
+        if not pending.answer.done():  # otherwise the client has disconnected
+            by_owner[pending.owner].append(pending)
+    return [pending for turn in zip_longest(*by_owner.values()) for pending in turn if pending is not None]
+
+
+async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[list[Answer], list[TokenUsage]]:
+    """Answer a batch of questions. Return the answers and their token counts."""
+    answers = await rag.aanswer_many(questions)
+    loop = asyncio.get_running_loop()
+    usages = await loop.run_in_executor(rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers])
+    return answers, usages
+
+
+# --- stages with limits ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TracedQuestion(Question):
+    """Question of a request.
+
+    Attributes:
+        trace: Trace of the request. Failed stages are noted in it.
+        errors: Gets the error for the client if the request must not be answered.
+    """
+
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    errors: list[ApiError] = field(default_factory=list)
+
+    @classmethod
+    def from_question(cls, question: Question, trace: RequestTrace) -> TracedQuestion:
+        """Return a question with a trace."""
+        return cls(**{item.name: getattr(question, item.name) for item in fields(question)}, trace=trace)
+
+    def check(self) -> None:
+        """Raise the error for the client, if there is one."""
+        if self.errors:
+            raise self.errors[0]
+
+
+class GuardedStageRunner(StageRunner):
+    """Runs the stages of a pipeline with the limits of the gate service. All questions are `TracedQuestion`.
+
+    Args:
+        gate_service: Has the threads, time limits and circuit breakers.
+        loop: The event loop of the server.
+    """
+
+    def __init__(self, gate_service: GateService, loop: asyncio.AbstractEventLoop):
+        self.gate_service = gate_service
+        self.loop = loop
+
+    def decide(self, gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
+        """Let the gate decide on each question. Questions for which it fails are retrieved."""
+        if isinstance(gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
+            apply_gate(gate, threshold, states)
+            return
+        breakers = {owner: self.gate_service.gate_breakers.get(owner) for owner in map(_get_owner, states)}
+        usable = {owner: breaker for owner, breaker in breakers.items() if breaker.try_acquire()}
+        self._fall_back(
+            gate, threshold, [state for state in states if _get_owner(state) not in usable], REPEATED_FAILURES
+        )
+        states = [state for state in states if _get_owner(state) in usable]
+        if not states:
+            return
+        copies = [replace(state, notes=[]) for state in states]  # an abandoned gate may still change them
+        outcome = CircuitBreaker.record_cancellation
+        try:
+            self._run_gate(gate, partial(apply_gate, gate, threshold, copies))
+            for state, copy in zip(states, copies, strict=True):
+                state.decision, state.max_rounds = copy.decision, copy.max_rounds
+                state.notes += copy.notes
+            outcome = CircuitBreaker.record_success
+        except StopError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the gate raises, the questions are answered
+            reason = describe_error(error, self.gate_service.timeout)
+            if len(states) == 1 or isinstance(error, TimeoutError):
+                outcome = CircuitBreaker.record_failure
+                self._fall_back(gate, threshold, states, reason)
+                return
+        finally:
+            for breaker in usable.values():
+                outcome(breaker)
+        if outcome is CircuitBreaker.record_cancellation:  # one bad question must not fail the others
+            for state in states:
+                self.decide(gate, threshold, [state])
+
+    def _run_gate(self, gate: Gate, work: Callable[[], None]) -> None:
+        """Run the gate: here if it only computes something, otherwise in its own thread, with the time limit."""
+        if gate.is_pure:
+            work()
+        else:
+            self._wait(self.gate_service.run_in_gate_thread(work))
+
+    def _fall_back(self, gate: Gate, threshold: float, states: Sequence[QuestionState], reason: str) -> None:
+        """Decide to retrieve, because the gate failed for this reason."""
+        for state in states:
+            self.gate_service.report_failed_gate(_get_question(state).trace, reason)
+            decision = make_fallback_decision(gate, threshold, reason)
+            state.decision = replace(decision, retrieve=self.gate_service.rag.retriever is not None)
+
+    def search(self, stage: RetrievalStage, states: Sequence[QuestionState], search: SearchFunction) -> None:
+        """Search for each question on its own, so that they fail on their own. A failed search finds nothing."""
+        self._wait(self._search_all(stage, states, search))
+
+    async def _search_all(self, stage: RetrievalStage, states: Sequence[QuestionState], search: SearchFunction) -> None:
+        await asyncio.gather(*(self._search(stage, state, search) for state in states))
+
+    async def _search(self, stage: RetrievalStage, state: QuestionState, search: SearchFunction) -> None:
+        """Search for one question, as for a request to an upstream."""
+
+        def search_copy(retriever: Retriever) -> QuestionState:
+            # An abandoned search goes on, so it gets a lock and a state of its own.
+            copy = replace(state, notes=[], seconds={})
+            search(replace(stage, retriever=retriever, lock=threading.Lock()), [copy])
+            return copy
+
+        question, trace = _get_question(state), RequestTrace()
+        CLIENT.set(question.trace.owner)  # this task has a context of its own
+        copy = None
+        try:
+            copy = await self.gate_service.run_search(search_copy, stage.retriever, trace)
+        except ApiError as error:
+            question.errors.append(error)
+            state.is_computed = True  # the LLM need not answer
+        question.trace.degraded += trace.degraded
+        seconds = {stage: ms / 1000 for stage, ms in trace.milliseconds.items()} if copy is None else copy.seconds
+        for name, value in seconds.items():
+            state.seconds[name] = state.seconds.get(name, 0.0) + value
+        if copy is not None:
+            state.passages = copy.passages
+            state.notes += copy.notes
+
+    def arbitrate(
+        self, arbiter: Arbiter, states: Sequence[QuestionState], pairs: Sequence[AnswerPair]
+    ) -> Sequence[ArbiterChoice | None]:
+        """Let the arbiter choose an answer to each question. If it fails, choose those with passages."""
+        try:
+            return self._wait(self.gate_service.run_in_gate_thread(partial(choose_answers, arbiter, pairs)))
+        except StopError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the arbiter raises, there is an answer
+            for state in states:
+                self.gate_service.bypass_arbiter(_get_question(state).trace, error)
+            return [None for _ in states]
+
+    def _wait(self, work: Coroutine[None, None, Result]) -> Result:
+        """Wait for work in the event loop, from the thread of the LLM. Stop if nobody waits for the answer any more."""
+        running = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            while not wait([running], POLL_SECONDS).done:
+                check_stop_flag()
+        finally:
+            running.cancel()
+        return running.result()
+
+
+def _get_question(state: QuestionState) -> TracedQuestion:
+    """Return the question of a state. The server passes only questions with traces to its pipelines."""
+    return cast(TracedQuestion, state.question)
+
+
+def _get_owner(state: QuestionState) -> str:
+    """Return the API key of a question."""
+    return _get_question(state).trace.owner
