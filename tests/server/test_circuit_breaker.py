@@ -15,7 +15,7 @@ from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.app import FingerprintCachingRetriever
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
+from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
 from tests.server.test_chat import ask
 from tests.server.test_failures import FailingGate, use_gate_service
 from tests.server.test_forwarding import FOUND

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -60,7 +59,7 @@ class AdaptiveRAG:
             the packaged rules. None: the gate alone decides.
         shadow: Shadow mode: if not empty, retrieve for every question and give this text as the reason; what the
             gate would have done is noted on the decision.
-        runner: Runs gate, searches and arbiter, for example with time limits. Default: it just calls them.
+        runner: Runs gate, searches and arbiter. Default: one at a time, because they may not be thread-safe.
 
     Example:
         >>> from knowgate import AdaptiveRAG, load_gate, load_model
@@ -85,7 +84,6 @@ class AdaptiveRAG:
     rules: RuleSet | None = field(default_factory=load_rules)
     shadow: str = ""
     runner: StageRunner = field(default_factory=StageRunner, compare=False)
-    _lock: threading.Lock = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, loader in (("model", "load_model"), ("retriever", "load_retriever"), ("arbiter", "load_arbiter")):
@@ -102,8 +100,6 @@ class AdaptiveRAG:
             check_number(self.rerank_margin, "the rerank margin")
         check_integer(self.k, "k")
         check_integer(self.max_tokens, "max_tokens")
-        # Stemmers, tokenizers and networks of gates and retrievers are not thread-safe.
-        object.__setattr__(self, "_lock", threading.Lock())
 
     def __repr__(self) -> str:
         parts = [self.model.name, f"gate {self.gate.name} with threshold {self.used_threshold:.3g}"]
@@ -210,10 +206,9 @@ class AdaptiveRAG:
     def replace(self, **changes: Any) -> AdaptiveRAG:
         """Return a copy with other arguments, such as gate or threshold.
 
-        Both pipelines share a lock, for thread safety.
+        Both pipelines share a runner, so their gates and searches do not run at the same time.
         """
         other = dataclasses.replace(self, **changes)
-        object.__setattr__(other, "_lock", self._lock)
         is_same_gate = changes.keys().isdisjoint({"gate", "model", "prompts"})
         if is_same_gate and "bound_gate" in vars(self):
             vars(other)["bound_gate"] = self.bound_gate
@@ -313,7 +308,6 @@ class AdaptiveRAG:
             k=self.k,
             rerank_margin=self.rerank_margin,
             fit_passages=functools.partial(fit_passages, self.model, self.prompts, max_tokens=self.max_tokens),
-            lock=self._lock,
             runner=self.runner,
         )
 
@@ -357,16 +351,13 @@ class AdaptiveRAG:
         yield from self._answer_open_book(states, generate)
         while remaining := [state for state in states if state.round < state.max_rounds]:
             yield from self._retrieve_again(remaining, generate)
-        with self._lock:
-            chosen = list(stages.arbitrate(self.bound_arbiter, states, self.runner))
-        yield from chosen
+        yield from stages.arbitrate(self.bound_arbiter, states, self.runner)
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
         """Decide for each question whether to retrieve. `readers` request signals of the LLM, such as a draft."""
         states = self._read(questions, readers)
         gate = self.bound_gate
-        lock = nullcontext() if gate.is_pure else self._lock  # a pure gate changes no state, so threads can share it
-        with lock, measure_time(states, "gate"):
+        with measure_time(states, "gate"):
             self.runner.decide(gate, self.used_threshold, states)
         if self.rules is not None and gate.obeys_rules:
             stages.apply_rules(self.rules, states)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -224,21 +225,30 @@ def _pair_answers(state: QuestionState) -> AnswerPair:
 
 
 class StageRunner:
-    """Runs the stages of a pipeline that can fail or hang. A server has one of its own, with time limits."""
+    """Runs gates, searches and arbiters one at a time, because their stemmers, tokenizers and networks are not thread-safe.
+
+    A server has a runner of its own, with time limits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
 
     def decide(self, gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
         """Let the gate decide on each question."""
-        apply_gate(gate, threshold, states)
+        with nullcontext() if gate.is_pure else self._lock:  # a pure gate changes no state, so threads can share it
+            apply_gate(gate, threshold, states)
 
     def search(self, stage: RetrievalStage, states: Sequence[QuestionState], search: SearchFunction) -> None:
         """Search for the passages of each question."""
-        search(stage, states)
+        with self._lock:
+            search(stage, states)
 
     def arbitrate(
         self, arbiter: Arbiter, states: Sequence[QuestionState], pairs: Sequence[AnswerPair]
     ) -> Sequence[ArbiterChoice | None]:
         """Let the arbiter choose an answer to each question. None stands for the answer with passages."""
-        return choose_answers(arbiter, pairs)
+        with self._lock:
+            return choose_answers(arbiter, pairs)
 
 
 RERANK_CANDIDATES = 20  # passages fetched for a reranker to choose from
@@ -257,7 +267,6 @@ class RetrievalStage:
         k: Maximum number of passages shown to the LLM.
         rerank_margin: Skip reranking if the best score leads the second by this share; None to always rerank.
         fit_passages: Returns as many of the passages as fit the context window.
-        lock: Held during calls, because retrievers and rerankers may not be thread-safe.
         runner: Runs the searches.
     """
 
@@ -267,7 +276,6 @@ class RetrievalStage:
     k: int
     rerank_margin: float | None
     fit_passages: FitFunction
-    lock: threading.Lock
     runner: StageRunner
 
     def retrieve(self, states: Sequence[QuestionState]) -> None:
@@ -280,7 +288,7 @@ class RetrievalStage:
         A question without passages gets a note why.
         """
         results = self._search(states, [state.question.text for state in states])
-        with self.lock, measure_time(states, "second look"):
+        with measure_time(states, "second look"):
             is_useful = [True] * len(states)
             if self.second_look is not None:
                 is_useful = self.second_look.are_useful([state.question for state in states], results)
@@ -323,7 +331,7 @@ class RetrievalStage:
     def _search(self, states: Sequence[QuestionState], queries: Sequence[str]) -> list[list[Passage]]:
         """Search with one query per question, and return the best k of its new and earlier passages."""
         count = self.k if self.reranker is None else RERANK_CANDIDATES
-        with self.lock, measure_time(states, "retrieve"):
+        with measure_time(states, "retrieve"):
             hits = self.retriever.search(queries, count)
         results = [[cut_passage(passage) for passage in passages] for passages in hits]
         merged = [
@@ -344,7 +352,7 @@ class RetrievalStage:
                 state.notes.append(DecisionNote.NOT_RERANKED)
             else:
                 indices.append(i)
-        with self.lock, measure_time([states[i] for i in indices], "rerank"):
+        with measure_time([states[i] for i in indices], "rerank"):
             reranked = rerank(reranker, [queries[i] for i in indices], [results[i] for i in indices], self.k)
         reordered = list(results)
         for i, passages in zip(indices, reranked, strict=True):

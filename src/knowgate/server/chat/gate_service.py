@@ -19,22 +19,15 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import PatternTime
 from knowgate.models.backend import CLIENT, FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.stages import StageRunner
 from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
+from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import (
-    BreakersByKey,
-    CircuitBreaker,
-    FairLock,
-    LimitedLog,
-    RerankQueue,
-    limit_time,
-    run_in_place,
-    run_in_thread,
-)
+from knowgate.server.load_limits import FairLock, LimitedLog, RerankQueue, limit_time, run_in_place, run_in_thread
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
 from knowgate.types import (
@@ -300,8 +293,8 @@ class GateService:
         """
 
         def search(retriever: Retriever) -> tuple[Passage, ...]:
-            # A copy has its own lock, so it waits neither for a gate that hangs nor for an abandoned search.
-            return replace(self.rag, retriever=retriever).retrieve(question)
+            # With a runner of its own, it waits neither for a gate that hangs nor for an abandoned search.
+            return self.rag.replace(retriever=retriever, runner=StageRunner()).retrieve(question)
 
         assert rag.retriever is not None  # which the caller has checked
         return await self.run_search(search, rag.retriever, trace) or ()  # the request may have its own, with a filter

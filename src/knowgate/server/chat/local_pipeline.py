@@ -7,7 +7,6 @@ gate service, as they do with an upstream. A stage that fails or takes too long 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import wait
@@ -29,8 +28,8 @@ from knowgate.server.chat.gate_service import (
     describe_error,
     make_fallback_decision,
 )
+from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
-from knowgate.server.load_limits import CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
 from knowgate.types import Answer, AnswerPair, Arbiter, ArbiterChoice, Gate, Question, Retriever
 
@@ -241,9 +240,9 @@ class GuardedStageRunner(StageRunner):
         """Search for one question, as for a request to an upstream."""
 
         def search_copy(retriever: Retriever) -> QuestionState:
-            # An abandoned search goes on, so it gets a lock and a state of its own.
+            # An abandoned search goes on, so it gets a state of its own.
             copy = replace(state, notes=[], seconds={})
-            search(replace(stage, retriever=retriever, lock=threading.Lock()), [copy])
+            search(replace(stage, retriever=retriever), [copy])
             return copy
 
         question, trace = _get_question(state), RequestTrace()

@@ -17,9 +17,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
 from knowgate.server.learning.learner import TrafficLearner
 from knowgate.server.learning.loss_monitor import LossMonitor
-from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 
 FORMAT_SECONDS = 0.2  # pause between two times that the metrics are formatted

@@ -25,8 +25,8 @@ from yarl import URL
 
 from knowgate.models.openai.client import find_api_key
 from knowgate.server import streaming
+from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
-from knowgate.server.load_limits import CircuitBreaker
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import InvalidResponse
 from knowgate.server.upstream.response_body import parse_upstream_json, read_content, run_for_size
