@@ -121,15 +121,16 @@ class DhiclGate(Gate):
         return [self._build_prompt(question, reading.neighbors[self.name]) for question, reading in pairs]
 
     def _build_prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
-        """Build a prompt of logged questions with labels, then the new question.
+        """Build a prompt of logged questions with labels, then the new question. The most similar example comes last.
 
-        Each part ends where the LLM predicts a label.
+        The prompt is split into parts. Each part ends where the LLM predicts a label, and the next part begins with the
+        true label.
         """
         known, unknown = self.labels
         language = detect_question_language(question)
         templates = load_packaged_templates("history")
         parts = []
-        previous_label = ""  # the label of the previous example, with which a part begins
+        previous_label = ""
         for neighbor in reversed(neighbors):
             parts.append(previous_label + templates.fill("example", language, query=neighbor.question))
             previous_label = (known if neighbor.label == KnowledgeLabel.KNOWN else unknown) + "\n\n"
@@ -140,7 +141,8 @@ class DhiclGate(Gate):
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval from the LLM's prediction whether it knows the answer.
 
-        Errors on the examples correct it.
+        The LLM makes this prediction also for the examples. Its errors there are known, and correct the prediction for
+        the question.
         """
         needs = []
         for reading in readings:
@@ -180,12 +182,15 @@ def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
 
 
 def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:
-    """Compute the need for retrieval from 0 (known) to 1 (retrieve). Errors on the examples correct the prediction.
+    """Compute the need for retrieval from 0 (known) to 1 (retrieve).
+
+    The LLM's errors on the examples are used to correct its logits for the question.
 
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.
         known: Whether the LLM really knew each example.
-        sign: Whether the correction is subtracted ('paper'), added ('code') or left out ('none').
+        sign: 'paper' subtracts the correction as the paper says, 'code' adds it as the code of the paper does, and 'none'
+            leaves it out.
     """
     z_known, z_unknown = calibrate_logits(logits, known, sign)
     return sigmoid(float(z_unknown - z_known))
@@ -194,10 +199,14 @@ def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -
 def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> tuple[float, float]:
     """Correct the label logits of a question by the LLM's errors on the examples. See equations 1-6 of DH-ICL.
 
+    The deficit of an example is how far the logit of its true label is below that of the false label; 0 if above. The
+    mean deficit of the known examples corrects z_known, that of the unknown examples z_unknown.
+
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.
         known: Whether the LLM really knew each example.
-        sign: Whether mean deficits are subtracted ('paper'), added ('code') or ignored ('none').
+        sign: 'paper' subtracts the mean deficits as the paper says, 'code' adds them as the code of the paper does, and
+            'none' ignores them.
 
     Returns:
         The corrected z_known and z_unknown of the question.

@@ -88,7 +88,11 @@ class SeakrGate(Gate):
         return samples.log_determinant(reading.sample_states[: self.n], samples.SEAKR_ALPHA)
 
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
-        """Convert the uncertainty of a question to its need for retrieval. Without `center`, it is scaled to 0 to 1.
+        """Convert the uncertainty of a question to its need for retrieval.
+
+        With a `center`, the need is sigmoid(uncertainty - center). Without a center, the need is the uncertainty on a
+        scale from 0 for equal to 1 for orthogonal hidden states. This scale depends on `size`; if `size` is unknown, the
+        center of the paper is used.
 
         Args:
             uncertainty: Value of `compute_uncertainty`.

@@ -100,11 +100,11 @@ class SkrGate(Gate):
         return replace(self, scope=scope, classifier=classifier)
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find up to k similar logged questions for each question. Retrieval must have changed their answers."""
+        """Find for each question up to k similar logged questions whose answers retrieval made right or wrong."""
         if self.scope is None:
             raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
         texts = [question.text for question in questions]
-        # More than k are searched for, because those whose answer did not change are dropped.
+        # Logged questions where retrieval changed nothing are dropped, so more than k are searched for.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
         neighbors = []
         for candidates in nearest:

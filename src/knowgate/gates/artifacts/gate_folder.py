@@ -200,7 +200,7 @@ def write_artifact(
     """
     check_replaceable(path, artifact_format.manifest_file, f"a fitted {artifact_format.kind}")
     contents = dict(files or {})
-    weights = b""  # the digest of a gate or arbiter without weights is that of no bytes
+    weights = b""  # without weights, the digest is computed from an empty file
     if tensors:
         weights = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
         contents[WEIGHTS_FILE] = weights
@@ -274,13 +274,13 @@ def compute_checksum(manifest: Mapping[str, Any]) -> str:
 def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plug_in: bool) -> str:
     """Check that a gate or arbiter was fitted on this model and these prompts.
 
-    For imported answers, only model names are compared.
+    If it was fitted on imported answers (recorded by another program), only the names of the models are compared.
 
     Args:
         artifact: The fitted gate or arbiter.
         model: The model.
         prompts: Fingerprint of the answer prompts.
-        plug_in: Use the gate or arbiter even if it was fitted on another model or other prompts.
+        plug_in: Accept a gate or arbiter that was fitted on another model or other prompts.
 
     Returns:
         A note for decisions if `plug_in` accepted a mismatch, else ''.
@@ -292,7 +292,7 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     fitted_prompts = artifact.manifest["prompts"]
     if (fitted_on["fingerprint"], fitted_prompts) == (model.fingerprint, prompts):
         return ""
-    if _is_import_of(str(fitted_on["name"]), model):
+    if _may_be_import_of(str(fitted_on["name"]), model):
         return ""
     if plug_in:
         return f"plug-in, fitted on {fitted_on['name']}"
@@ -308,9 +308,10 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     )
 
 
-def _is_import_of(recorded_name: str, model: ModelIdentity) -> bool:
-    """Return whether a name stands for imported answers of this model."""
+def _may_be_import_of(recorded_name: str, model: ModelIdentity) -> bool:
+    """Return whether `recorded_name` names answers that were imported, not generated, and may be from this model."""
     has_same_name = strip_model_prefix(recorded_name) == strip_model_prefix(model.name)
+    # A server without a configured model name may run any LLM, so the imported answers may be from it.
     return is_recorded_model(recorded_name) and (has_same_name or model.fingerprint == UNNAMED_FINGERPRINT)
 
 
