@@ -90,10 +90,10 @@ class Model(ModelIdentity, Protocol):
         """Return whether each prompt fits into the context window with its answer. Unknown sizes count as fitting."""
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return how probably the LLM continues each prompt with each label (answer word).
+        """Return how probably the LLM answers with each label (answer word) at the end of each piece of a prompt.
 
         Args:
-            prompts: Prompts in one or more pieces. At the end of each piece, the LLM answers with a label.
+            prompts: Prompts of one or more pieces. Each piece ends where the LLM answers with a label.
             labels: Answer words, such as yes and no.
 
         Returns:
@@ -177,7 +177,10 @@ class ServedModel(Protocol):
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Whether logits of labels (answer words) can be read inside a prompt. Needed for several `parts`."""
+        """Whether the probability of a label (answer word) can also be read inside a prompt, not only at its end.
+
+        `label_logits` needs this for a `LabelPrompt` with several `parts`.
+        """
 
     def check_request(self, request: SignalRequest, /) -> None:
         """Raise UnsupportedSignal if the request needs something that the server does not return."""

@@ -169,8 +169,9 @@ class SignalRequest:
 
     Attributes:
         draft_tokens: Maximum length of the draft in tokens; 0 for no draft.
-        layers: Layers whose hidden states to return. 0 is the embedding; negative numbers count from the last layer.
-        after_draft: Also return the hidden states at the last token of the draft.
+        layers: Layers whose hidden states at the last token of the prompt are returned. 0 is the embedding; negative
+            numbers count from the last layer.
+        after_draft: Whether the hidden states at the last token of the draft are returned, too.
         samples: Number of sampled answers.
         sample_tokens: Maximum length of a sampled answer in tokens.
         sampling: Sampling parameters of the sampled answers.
