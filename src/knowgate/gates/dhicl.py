@@ -39,9 +39,9 @@ class DhiclGate(Gate):
         time_sensitive: Also show logged questions whose answers change with time, as unknown (Table 4 omits them).
         balanced: Show as many known as unknown examples, the most similar of each, so that the LLM cannot copy the
             share of known questions in the log.
-        embedder: Embedding model for the similarity: 'mpnet', 'm3e' or a sentence-transformers name. Default: that of
-            the log. A log that was written with a different embedding model is rejected.
-        tenant: Tenant whose logged questions are used.
+        embedder: Embedding model for the similarity: 'mpnet', 'm3e' or a sentence-transformers name. Default: the
+            embedding model of the log. A log that was written with a different embedding model is rejected.
+        tenant: Tenant (customer) whose logged questions are used.
         scope: Which entries of the log are used; set by `bind`.
 
     Example:
@@ -108,7 +108,7 @@ class DhiclGate(Gate):
     def _find_balanced(
         self, store: HistoryStore, texts: list[str], scope: HistoryScope, excluded: tuple[KnowledgeLabel, ...]
     ) -> list[tuple[Neighbor, ...]]:
-        """Find as many known as unknown examples for each text."""
+        """Find the most similar known and the most similar unknown examples for each text, half of each."""
         n_known = self.k // 2
         not_known = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
         known = store.search(texts, n_known, scope, exclude=not_known)

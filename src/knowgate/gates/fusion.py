@@ -305,7 +305,7 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:
-    """Add the LLM's self-assessment to the signals of a reading. It says whether the LLM knows the answer."""
+    """Add the LLM's self-assessment (how probably it says that it knows the answer) to the signals of a reading."""
     if gate not in reading.labels:
         return reading
     assessment = self_assessment_logit(reading.labels[gate])

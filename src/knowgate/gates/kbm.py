@@ -47,14 +47,14 @@ class KbmOptions(JudgeOptions):
 class KbmGate(FittedGate):
     """Asks a fine-tuned judge model about the LLM. The judge sees only the question.
 
-    The judge predicts mastery or certainty. Mastery is the share of right sampled answers. Certainty is their
-    agreement. The judge answers True or False, and the uncalibrated need is 1 - P(True) / (P(True) + P(False)). The
+    The judge predicts mastery or certainty. Mastery is the share of sampled answers that are right, certainty their
+    agreement. The judge answers True or False, and the uncalibrated need is P(False) / (P(True) + P(False)). The
     calibrated need is the probability of a wrong answer. With the spec `DIR,verdict=own`, the more probable label
-    decides, like in the paper.
+    decides, as in the paper.
 
-    A judge trained with passages can also filter passages. It drops passages that make a right answer less likely. With
-    `DIR,verdict=own`, it drops the passages of questions that look wrong even with them. This is the paper's rule. It
-    costs right answers where the LLM knows little.
+    A judge that was trained with passages can also filter passages. It drops passages that make a right answer less
+    likely. With `DIR,verdict=own`, it drops passages if a wrong answer is likely even with the passages. This is the
+    rule of the paper, which loses right answers if the LLM knows little.
 
     Needs: nothing of the LLM. Cost per question: the judge reads 90 tokens once for mastery, twice for certainty.
     Reference: Zhang et al. (KBM), sections 4, 5.3 and 5.4, Figure 14.

@@ -267,12 +267,12 @@ def bootstrap_p_value(differences: FloatArray) -> float:
     Small values mean: nearly all resamples have the same sign.
 
     Args:
-        differences: Differences between the two systems. The first is measured on the original sample, and is ignored.
-            The others are measured on the resamples.
+        differences: Differences between the two systems. The first difference is that of the original sample, and is
+            ignored. All others are those of the resamples.
     """
     resampled = differences[1:][np.isfinite(differences[1:])]
     if not len(resampled):
         return 1.0
-    # No number of resamples can prove a p-value of 0. So one resample more is counted on each side.
+    # No number of resamples can prove a p-value of 0. So one more resample is counted on each side.
     below, above = np.sum(resampled <= 0) + 1, np.sum(resampled >= 0) + 1
     return float(min(1.0, 2 * min(below, above) / (len(resampled) + 1)))

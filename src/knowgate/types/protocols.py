@@ -245,7 +245,7 @@ class Belief:
 class Arbiter(Protocol):
     """Chooses between the answers without passages (closed-book) and with passages (open-book).
 
-    Subclasses implement `name`, `fingerprint` and `estimate`. It is called only if the answers differ.
+    Subclasses implement `name`, `fingerprint` and `estimate`. `estimate` is called only if the two answers differ.
     """
 
     @property
@@ -285,5 +285,5 @@ class Arbiter(Protocol):
         return self
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether this beginning makes the answer with passages a sure choice. It can then be streamed."""
+        """Return whether an answer with passages that begins like this is sure to be chosen, so it can be streamed."""
         return False

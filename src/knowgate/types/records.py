@@ -110,7 +110,7 @@ class Token:
 
     Attributes:
         text: Text of the token.
-        logprob: Its log-probability.
+        logprob: Log-probability of the token.
         entropy: Entropy over the vocabulary in nats; None if the server returns only the top tokens.
         margin: Probability of the most probable token minus that of the second most probable one.
     """
@@ -251,7 +251,7 @@ class Reading:
         signals: Numbers by name that a label run (recorded answers) stores in place of larger signals, such as the
             uncertainty in place of hidden states.
         resume: Handle with which `Model.generate` continues the draft without processing the prompt again; None if the
-            LLM cannot.
+            LLM cannot continue drafts.
         sample_states: Hidden state at the end of each sampled answer (samples x dimensions).
     """
 
@@ -270,7 +270,7 @@ class DecisionNote(StrEnum):
     """Machine-readable remark about how a decision was carried out."""
 
     NOTHING_FOUND = "nothing found"  # the retriever returned no passages
-    PASSAGES_USELESS = "passages useless"  # the passage filter dropped them
+    PASSAGES_USELESS = "passages useless"  # the passage filter dropped the passages
     NO_PASSAGE_FITS = "no passage fits"  # no passage fits into the context window
     NOT_RERANKED = "not reranked"  # the reranker was skipped, because the retriever's scores were clear enough
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
@@ -296,7 +296,7 @@ class Decision:
         raw: Score of a fitted gate before calibration; None for other gates.
         distance: Distance to the questions that the gate was fitted on; above 1 is farther than 99 % of them. None if
             unknown.
-        rule: Name of the rule that decided instead of the gate; empty if none did.
+        rule: Name of the rule that decided instead of the gate; empty if the gate decided.
     """
 
     retrieve: bool
@@ -336,9 +336,9 @@ class ArbiterChoice:
         reason: Explanation in words.
         closed: Text of the closed-book answer.
         open: Text of the open-book answer.
-        closed_probability: Probability that the closed-book answer is correct. None if the two answers agree, because
-            the arbiter is not called then.
-        open_probability: Probability that the open-book answer is correct; None in the same case.
+        closed_probability: Probability that the closed-book answer is correct. None if the two answers agree, so that
+            the arbiter is not called.
+        open_probability: Probability that the open-book answer is correct. None if the two answers agree.
     """
 
     is_closed_book: bool

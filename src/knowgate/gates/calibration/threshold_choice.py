@@ -1,8 +1,8 @@
 """Choose thresholds: outcomes of a gate at each, net loss against always retrieving, and limits within which it is safe.
 
-A question is lost if only always retrieving answers it right, and gained if only the rule does. The net loss is the
-share of lost minus the share of gained questions. A rule is safe if its net loss, on questions that it was not fitted
-on, is small and its upper confidence limit is not large either.
+A question is lost if it is answered right with always retrieving, but wrong with the rule, and gained in the opposite
+case. The net loss is the share of lost minus the share of gained questions. A rule is safe if its net loss, on questions
+that it was not fitted on, is small and its upper confidence limit is not large either.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class SafetyLimits(Options):
 
 @dataclass(frozen=True)
 class NetLoss:
-    """Numbers of lost and gained questions among `n`, compared with always retrieving.
+    """Numbers of questions that a rule for retrieval loses and gains, compared with always retrieving.
 
     Attributes:
-        lost: Questions that the rule answers wrong and always retrieving answers right.
-        gained: Questions that the rule answers right and always retrieving answers wrong.
+        lost: Number of questions that are answered right with always retrieving, but wrong with the rule.
+        gained: Number of questions that are answered wrong with always retrieving, but right with the rule.
         n: Number of all questions.
     """
 
@@ -276,7 +276,7 @@ def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
 
 
 def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | None:
-    """Return the smallest number of questions that could prove a threshold to be safe. None if no number could.
+    """Return the smallest number of questions that could prove a threshold to be safe; None if no number could.
 
     Only thresholds that skip more than a few searches (`MIN_SAVING`) are tried.
     """
