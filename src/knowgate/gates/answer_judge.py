@@ -88,7 +88,7 @@ class GainGate(JudgeGate):
 
 @dataclass(frozen=True)
 class IkOptions:
-    """Options of an `ik` ("I know") gate. It predicts whether the LLM knows the answer.
+    """Options of an `ik` ("I know") gate, which predicts whether the LLM knows the answer.
 
     Attributes:
         mode: What predicts this: 'lora' is a fine-tuned judge model, 'text' a linear classifier on sentence embeddings.

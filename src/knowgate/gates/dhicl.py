@@ -116,7 +116,7 @@ class DhiclGate(Gate):
         return [_merge_by_similarity(*examples) for examples in zip(known, unknown, strict=True)]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build one prompt per question. Its examples are similar logged questions."""
+        """Build one prompt per question, with similar logged questions as examples."""
         pairs = zip(questions, readings, strict=True)
         return [self._build_prompt(question, reading.neighbors[self.name]) for question, reading in pairs]
 
@@ -199,8 +199,8 @@ def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -
 def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> tuple[float, float]:
     """Correct the label logits of a question by the LLM's errors on the examples. See equations 1-6 of DH-ICL.
 
-    The deficit of an example is how far the logit of its true label is below that of the false label; 0 if above. The
-    mean deficit of the known examples corrects z_known, that of the unknown examples z_unknown.
+    The deficit of an example is how far the logit of the true label is below the logit of the false label; 0 if above.
+    The mean deficit of the known examples corrects z_known, the mean deficit of the unknown examples z_unknown.
 
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.

@@ -35,7 +35,7 @@ MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at 
 
 @dataclass(frozen=True)
 class FusionProbe:
-    """A classifier of one hidden state. Its output is an input of the fusion.
+    """A classifier of one hidden state. The output of the classifier is an input of the fusion.
 
     Attributes:
         name: Name of the probe; the names of its tensors start with it.
@@ -245,7 +245,7 @@ class StackGate(FusionGate):
 
     @property
     def request(self) -> SignalRequest:
-        """All signals to read from the LLM: those of the logistic regression, and those that the judges read."""
+        """All signals to read from the LLM, for the logistic regression and for the judges."""
         request = super().request
         for judge in self.judges:
             request |= judge.request

@@ -184,7 +184,7 @@ def _require_scales(tensors: networks.TensorValidator, state_size: int) -> None:
 def apply_heads(
     tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], states: Vector, self_probabilities: FloatArray
 ) -> HeadProbabilities:
-    """Compute the probabilities of three heads (classifiers) of UAR, and join them with those of the fourth, 'self'.
+    """Compute the probabilities of three heads (classifiers) of UAR, and add those of the fourth head, 'self'.
 
     Args:
         tensors: Weights of the heads.

@@ -186,8 +186,8 @@ def _bind_by_hidden_states(gate: FittedGate, model: Model, prompts: AnswerPrompt
 def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> bool:
     """Return whether a server might run the LLM that the gate was fitted on.
 
-    The fingerprint does not tell, because that of a server always differs from that of the weights. A comparison of
-    hidden states can tell, if the gate reads any.
+    The fingerprints do not tell, because a server never has the same fingerprint as local weights. A comparison of hidden
+    states can tell, if the gate reads any.
     """
     if not isinstance(model, ServedModel) or gate.plug_in:
         return False

@@ -26,9 +26,9 @@ class SeakrGate(Gate):
     """Retrieves if the hidden states at the end of sampled answers differ widely.
 
     The uncertainty of n samples is u = (1 / n) log det(Z J Z^T + alpha I). The rows of Z are the hidden states, and J
-    subtracts from each state its own mean. By default, the need is u on a relative scale. It is 0 for equal states and
-    1 for orthogonal states. If `center` is set, the need is sigmoid(u - center). A center of -6 retrieves like the
-    paper.
+    subtracts from each state its own mean. By default, the need is u on a relative scale from 0 for equal states to 1
+    for orthogonal states. If `center` is set, the need is sigmoid(u - center). With a center of -6, the gate decides
+    as in the paper.
 
     The state is read in the middle layer, or in `layer`, at the last token of an answer.
 

@@ -105,7 +105,7 @@ class Bootstrap:
 
         Args:
             functions: Each computes one or more named metrics for each resample.
-            with_original: Whether the first value is that of the original sample.
+            with_original: Whether the first value is computed on the original sample.
 
         Returns:
             For each function, its metrics by name: arrays with one value for each resample.

@@ -199,8 +199,8 @@ class NeedRanking:
         """Sum the weights of each group of questions with equal needs.
 
         Returns:
-            (positive, negative): the sums over the questions that needed retrieval, and over those that did not (groups x
-            resamples).
+            (positive, negative): the sums over the questions that needed retrieval, and over the other questions. Both
+            have the shape groups x resamples.
         """
         positive = sorted_weights * needed[self.order, None].astype(sorted_weights.dtype)
         negative = sorted_weights - positive

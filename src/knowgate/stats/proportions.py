@@ -183,7 +183,7 @@ class PairedComparison:
     Attributes:
         gate: Name of the first gate.
         against: Name of the second gate, which the first is compared with.
-        difference: Accuracy of the first gate minus that of the second.
+        difference: Accuracy of the first gate minus accuracy of the second gate.
         low: Lower end of the 95 % interval of the difference.
         high: Upper end of the 95 % interval of the difference.
         p_bootstrap: Bootstrap p-value of the hypothesis that the difference is 0.

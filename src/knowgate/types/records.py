@@ -112,7 +112,7 @@ class Token:
         text: Text of the token.
         logprob: Log-probability of the token.
         entropy: Entropy over the vocabulary in nats; None if the server returns only the top tokens.
-        margin: Probability of the most probable token minus that of the second most probable one.
+        margin: Probability of the most probable token minus the probability of the second most probable token.
     """
 
     text: str
@@ -148,7 +148,7 @@ class Sampling:
     """Sampling parameters. By default tokens are drawn from the whole distribution.
 
     Attributes:
-        temperature: Sampling temperature. It is applied before `top_p` and `top_k`.
+        temperature: Sampling temperature, applied before `top_p` and `top_k`.
         top_p: Draw from the smallest set of most probable tokens whose probabilities add up to this; 1 for all tokens.
         top_k: Draw from this many of the most probable tokens; 0 for all tokens.
     """

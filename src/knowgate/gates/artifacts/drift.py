@@ -283,7 +283,7 @@ def _parse_question(record: Mapping[str, Any]) -> Question:
 
 
 def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPrompts, request: SignalRequest) -> str:
-    """Check that a server runs the LLM of a gate. Its hidden states must equal the stored ones.
+    """Check that a server runs the LLM of a gate: the server's hidden states must equal the stored states.
 
     Args:
         artifact: The fitted gate.

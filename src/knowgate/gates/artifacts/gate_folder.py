@@ -226,14 +226,14 @@ def revise_artifact(
     out: Path,
     folders: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write a gate or arbiter with the same weights and a new manifest. It may replace the old folder.
+    """Write a gate or arbiter with the same weights and a new manifest, to a new folder or in place.
 
     Args:
         artifact: The artifact to start from.
         manifest: The new manifest.
         texts: Text files to write, by name.
         out: Target folder; may be the folder of `artifact`.
-        folders: Folders to move into the target, by name. They replace folders of the same name.
+        folders: Folders to move into the target, by name. Folders of the same name are replaced.
     """
     in_place = out.exists() and out.resolve() == artifact.path.resolve()
     if not in_place:
@@ -266,7 +266,7 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any], artifact_format: 
 
 
 def compute_checksum(manifest: Mapping[str, Any]) -> str:
-    """Compute the checksum of a manifest's fields. It also identifies an arbiter."""
+    """Compute the checksum of a manifest's fields, which is also the fingerprint of an arbiter."""
     fields = [f"{key}={json.dumps(manifest[key])}" for key in sorted(manifest) if key != "checksum"]
     return sha256_text(*fields)[:16]
 

@@ -268,7 +268,7 @@ def find_threshold(
     arbiter: str | Arbiter | None = None,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> Calibration:
-    """Choose a gate's threshold on some questions, and test it on the held-out others. Nothing is written."""
+    """Choose a gate's threshold on some questions, and test it on the held-out questions. Nothing is written."""
     kind = options.kind  # raises BadSetting if the options contradict each other
     rows = _load_rows(runs, options, get_gate_folder(gate), get_arbiter_folder(arbiter))
     choices = None if arbiter is None else arbitrate(rows.table, arbiter, on_progress=on_progress)

@@ -128,7 +128,7 @@ def shorten_question(question: Question, tokenize: Callable[[str], Sequence[int]
 
 @dataclass(frozen=True)
 class CausalJudge:
-    """A language model as judge. It answers a prompt with one of two labels, such as Yes or No.
+    """A language model that answers prompts as a judge, with one of two labels such as Yes and No.
 
     Attributes:
         model: The model, whose tokenizer is used.

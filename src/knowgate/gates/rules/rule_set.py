@@ -72,7 +72,7 @@ class PatternTimeBudget:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with patterns or words. It is a `[[rule]]` entry of a rules file.
+    """A rule with patterns or words: a `[[rule]]` entry of a rules file.
 
     Attributes:
         name: Name of the rule.
@@ -105,7 +105,7 @@ class Rule:
         return tuple(self._compile(pattern) for pattern in patterns)
 
     def _compile(self, pattern: str) -> Any:
-        """Compile a pattern with the package `regex`. It can stop slow searches.
+        """Compile a pattern with the package `regex`, which can stop slow searches.
 
         Raises:
             BadSetting: The pattern is invalid, or has a repetition inside a repetition.
@@ -167,7 +167,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class PackagedRule(Rule):
-    """A rule of knowgate itself. Its patterns are fast, so they need no time limit."""
+    """A rule that comes with knowgate. Its patterns are fast, so that no time limit is needed."""
 
     def _compile(self, pattern: str) -> Any:
         """Compile a pattern with the module `re`."""
@@ -245,7 +245,7 @@ class RuleSet:
     def make_decision(
         self, question: str, gate: Gate, threshold: float, shared_budget: PatternTimeBudget | None = None
     ) -> Decision | None:
-        """Return the decision of the first matching rule. It replaces the decision of the gate.
+        """Return the decision of the first matching rule, which replaces the decision of the gate.
 
         Args:
             question: The message of the user.
