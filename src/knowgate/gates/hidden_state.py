@@ -204,9 +204,9 @@ def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
     The tree asks in this order: does the user ask for sources (intent)? Is knowledge needed? Does the answer change
     with time? Does the LLM not know the answer (self)?
     """
-    return np.select(
-        [heads.intent > 0.5, heads.knowledge <= 0.5, heads.time > 0.5], [1.0, 0.0, 1.0], default=heads.self_
-    )
+    retrieve, skip = 1.0, 0.0
+    conditions = [heads.intent > 0.5, heads.knowledge <= 0.5, heads.time > 0.5]  # the first that is met decides
+    return np.select(conditions, [retrieve, skip, retrieve], default=heads.self_)
 
 
 def apply_soft_tree(heads: HeadProbabilities) -> FloatArray:

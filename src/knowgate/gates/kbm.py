@@ -169,7 +169,7 @@ def render_kbm_prompt(
         judge: The judge, whose tokenizer counts the tokens.
         question: The question. Only the start of a long question is kept.
         passages: The passages, best first.
-        max_tokens: Maximum length of a prompt with passages.
+        max_tokens: Maximum length of a prompt with passages. With the default of 0, no passage fits.
     """
     question = judge.shorten(question)
     limit = min(max_tokens, judge.model.context_window - 1)

@@ -123,7 +123,7 @@ class NeedRanking:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """Index of the first question of each group of equal needs, in sorted order."""
-        return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN: the first always starts one
+        return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN differs from the first need
 
     def sort(self, weights: WeightMatrix) -> WeightMatrix:
         """Transpose the weights and sort them by need, for `auroc` and `areas`.

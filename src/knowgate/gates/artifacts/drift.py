@@ -95,8 +95,7 @@ def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any]
     width = tensors.require(f"{DISTANCE_PREFIX}mean", expected_width).shape[0]
     tensors.require(f"{DISTANCE_PREFIX}scale", width, positive=True)
     n_directions = tensors.require(f"{DISTANCE_PREFIX}directions", width, None).shape[1]
-    # 'along' and 'across' are variances in the principal and in all other directions. 'edge' is the distance of the
-    # farthest training questions.
+    # 'along' and 'across' are variances in the principal and in all other directions. 'edge' is a quantile of distances.
     for name, size in (("along", n_directions), ("across", 1), ("edge", 1)):
         tensors.require(f"{DISTANCE_PREFIX}{name}", size, positive=True)
 

@@ -151,18 +151,11 @@ def _read_manifest(file: Path, artifact_format: ArtifactFormat, make_error: Make
         )
     if not is_intact:
         raise make_error(f"{file.name} was edited by hand (to change the threshold, use `knowgate calibrate`)")
-    _check_manifest_fields(manifest, file.name, artifact_format, make_error)
-    return manifest
-
-
-def _check_manifest_fields(
-    manifest: Mapping[str, Any], file_name: str, artifact_format: ArtifactFormat, make_error: MakeError
-) -> None:
-    """Raise an error if a field of a manifest is missing or wrong."""
     try:
-        artifact_format.read_manifest(manifest, file_name)
+        artifact_format.read_manifest(manifest, file.name)
     except BadInput as error:
         raise make_error(str(error)) from None
+    return manifest
 
 
 def _read_tensors(file: Path, manifest: Mapping[str, Any], make_error: MakeError) -> Tensors:
@@ -274,7 +267,7 @@ def compute_checksum(manifest: Mapping[str, Any]) -> str:
 def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plug_in: bool) -> str:
     """Check that a gate or arbiter was fitted on this model and these prompts.
 
-    If it was fitted on imported answers (recorded by another program), only the names of the models are compared.
+    If the gate or arbiter was fitted on imported answers (recorded by another program), only model names are compared.
 
     Args:
         artifact: The fitted gate or arbiter.

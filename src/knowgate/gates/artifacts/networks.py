@@ -184,7 +184,7 @@ def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArr
     for layer in range(depth):
         outputs = outputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
         if layer < depth - 1:
-            outputs = np.maximum(outputs, 0.0)
+            outputs = np.maximum(outputs, 0.0)  # ReLU, except after the last layer
     if outputs.shape[1] == 1:
         return sigmoid(outputs[:, 0])
     return sigmoid(outputs[:, 1] - outputs[:, 0])  # the softmax of two outputs is the sigmoid of their difference

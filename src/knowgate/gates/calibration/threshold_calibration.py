@@ -364,22 +364,17 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     settings = [RunFolder(run).settings() for run in runs]
     counts = [count_shown_passages(item.get("k"), item.get("retriever_fingerprint")) for item in settings]
     if len(set(counts)) > 1:
-        raise _make_count_error(runs, counts)
+        run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
+        raise BadSetting(
+            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
+            "number. Calibrate on runs with the same `k`."
+        )
     prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
     if len(prompts) > 1:
         raise BadSetting(
             "the label runs (recorded answers) use different prompts for answers with passages. Calibrate the threshold "
             "on runs with the same `prompts`."
         )
-
-
-def _make_count_error(runs: Sequence[Path], counts: Sequence[int | None]) -> BadSetting:
-    """Build the error for label runs with different numbers of passages. A count of None means all passages."""
-    run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
-    return BadSetting(
-        f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
-        "number. Calibrate on runs with the same `k`."
-    )
 
 
 def select_usable_rows(
