@@ -384,15 +384,10 @@ def compute_adapter_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class LlamaJudge:
-    """A judge run by llama.cpp.
+    """An ensemble of judges run by llama.cpp, whose predictions are averaged."""
 
-    Attributes:
-        members: The models of an ensemble, whose predictions are averaged. Each has its own GGUF file.
-        options: The `gguf` entry of the manifest.
-    """
-
-    members: tuple[LlamaCppClassifier, ...]
-    options: GgufOptions
+    members: tuple[LlamaCppClassifier, ...]  # one per GGUF file
+    options: GgufOptions  # the `gguf` entry of the manifest
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize the prompt `text`. Only encoder judges read `question` and `answer`."""
