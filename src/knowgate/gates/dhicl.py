@@ -102,7 +102,8 @@ class DhiclGate(Gate):
             return self._find_balanced(store, texts, self.scope, excluded)
         if not self.cold:
             return store.search(texts, self.k, self.scope, excluded)
-        examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself
+        # One more than needed, because the question itself may be among the examples.
+        examples = store.sample(self.k + 1, self.scope, exclude=excluded)
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def _find_balanced(

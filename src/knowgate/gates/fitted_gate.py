@@ -126,7 +126,7 @@ class FittedGate(FittedComponent, Gate):
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
-        """Load a gate of this class from its folder; `plug_in` accepts a different LLM than the fitted one."""
+        """Load a gate of this class from its folder; `plug_in` accepts another LLM than it was fitted on."""
         return cls.from_artifact(gate_folder.read_artifact(folder), plug_in)
 
     def check_artifact(self, tensors: TensorValidator) -> None:

@@ -45,7 +45,7 @@ class KbmOptions(JudgeOptions):
 
 @dataclass(frozen=True)
 class KbmGate(FittedGate):
-    """Asks a fine-tuned judge model about the LLM. The judge sees only the question.
+    """Asks a fine-tuned judge model whether the LLM masters a question. The judge sees only the question.
 
     The judge predicts mastery or certainty. Mastery is the share of sampled answers that are right, certainty their
     agreement. The judge answers True or False, and the uncalibrated need is P(False) / (P(True) + P(False)). The

@@ -119,7 +119,7 @@ class SelfragGate(Gate):
         """Return the gate itself, after checking that the model has both retrieval tokens.
 
         Raises:
-            BadSetting: The model's tokenizer splits one of them into several tokens.
+            BadSetting: The model's tokenizer splits one of these tokens into several.
         """
         missing = [label for label in self.labels if _count_tokens(model, label) != 1]
         if missing:

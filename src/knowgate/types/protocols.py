@@ -112,7 +112,7 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Searches for passages. Retrievers of your own are never called concurrently, but from different threads."""
+    """Searches for passages. A retriever of your own is called from different threads, but never concurrently."""
 
     @property
     def name(self) -> str: ...

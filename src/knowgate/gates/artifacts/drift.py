@@ -127,7 +127,7 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
 
 
 def _find_principal_axes(standardized: FloatArray) -> dict[str, FloatArray]:
-    """Find the principal directions of features, the variance along each, and the mean variance in all others."""
+    """Find the principal directions of features, their variances, and the mean variance in all other directions."""
     n_rows, n_features = standardized.shape
     variances, directions = np.linalg.eigh(standardized.T @ standardized / n_rows)
     # eigh returns the smallest variance first, but here the largest comes first.

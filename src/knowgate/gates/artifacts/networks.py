@@ -103,7 +103,7 @@ def require_network(tensors: TensorValidator, prefix: str = "", width: int | Non
     (width,) = tensors.require(f"{prefix}mean", width).shape
     tensors.require(f"{prefix}scale", width, positive=True)
     member = 0
-    while member == 0 or f"{prefix}{member}.0.weight" in tensors:
+    while member == 0 or f"{prefix}{member}.0.weight" in tensors:  # the first network must exist
         _require_member(tensors, f"{prefix}{member}.", width)
         member += 1
 
@@ -117,7 +117,7 @@ def _require_member(tensors: TensorValidator, prefix: str, width: int) -> None:
         width: Number of features.
     """
     layer, n_inputs = 0, width
-    while layer == 0 or f"{prefix}{layer}.weight" in tensors:
+    while layer == 0 or f"{prefix}{layer}.weight" in tensors:  # the first layer must exist
         n_outputs = tensors.require(f"{prefix}{layer}.weight", None, n_inputs).shape[0]
         tensors.require(f"{prefix}{layer}.bias", n_outputs)
         layer, n_inputs = layer + 1, n_outputs  # the next layer reads the outputs of this one

@@ -150,7 +150,7 @@ def _check_threshold(gate: FittedGate, deployment: Deployment, guarantee: Mappin
         return
     if threshold > gate.threshold:  # a lower threshold retrieves more, so that it harms fewer answers
         yield f"the threshold used is {threshold:g}"
-    # The net loss (harmed minus gained answers) may be larger at a lower threshold, if this was not tested, too.
+    # But at a lower threshold, the net loss (harmed minus gained answers) may be larger, unless it was tested, too.
     is_tested = round(threshold, 3) == threshold  # the tested thresholds have up to three decimals
     if guarantee.get("form") == "net" and not is_tested:
         yield f"the threshold used, {threshold}, was not tested"

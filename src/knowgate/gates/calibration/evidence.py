@@ -187,7 +187,8 @@ def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out:
     results = {"chosen on": chosen, "held out": held_out}
     columns = {title: _make_cells(result) for title, result in results.items() if result is not None}
     rows = [("threshold", *(rule for _ in columns))]
-    rows += [(row_title, *(cells[row_title] for cells in columns.values())) for row_title in columns["chosen on"]]
+    for row_title in columns["chosen on"]:
+        rows.append((row_title, *(cells[row_title] for cells in columns.values())))
     return TextTable("Threshold", ("", *columns), tuple(rows))
 
 
