@@ -30,7 +30,7 @@ def outcomes(n):
 
 def test_every_resample_draws_as_many_questions_as_there_are():
     draws = Bootstrap(7, resamples=600)
-    weights = [np.concatenate(list(draws.iter_blocks(number))) for number in range(1, draws.n_portions)]
+    weights = [np.concatenate(list(draws.iter_weight_blocks(number))) for number in range(1, draws.n_portions)]
     assert sum(len(part) for part in weights) == 600
     assert all((part.sum(axis=1) == 7).all() for part in weights)
 
@@ -139,10 +139,10 @@ def test_estimate_means_equals_estimate_mean_of_each_column():
 
 def test_resamples_do_not_depend_on_the_block_size(monkeypatch):
     draws = Bootstrap(11, resamples=300)
-    whole = [np.concatenate(list(draws.iter_blocks(number))) for number in range(draws.n_portions)]
+    whole = [np.concatenate(list(draws.iter_weight_blocks(number))) for number in range(draws.n_portions)]
     monkeypatch.setattr(bootstrap, "LARGE_SAMPLE", 10)
     monkeypatch.setattr(bootstrap, "MAX_COUNTS_IN_MEMORY", 40)
-    pieces = [list(draws.iter_blocks(number)) for number in range(draws.n_portions)]
+    pieces = [list(draws.iter_weight_blocks(number)) for number in range(draws.n_portions)]
     assert max(len(piece) for piece in pieces[1]) == 3
     assert all((np.concatenate(some) == one).all() for some, one in zip(pieces, whole, strict=True))
 

@@ -64,7 +64,7 @@ def test_the_bootstrap_interval_of_a_share_is_near_the_normal_one():
 def test_draws_are_the_same_for_the_same_seed():
     draws = Bootstrap(20, 300, seed=5)
     first, second = (
-        [np.concatenate(list(draws.iter_blocks(number))) for number in range(draws.n_portions)] for _ in range(2)
+        [np.concatenate(list(draws.iter_weight_blocks(number))) for number in range(draws.n_portions)] for _ in range(2)
     )
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     assert sum(len(part) for part in first) == 301

@@ -82,7 +82,7 @@ def quick() -> Iterator[None]:
 
 def score_reloaded(folder: Path, examples: Examples, rows: list[int]) -> list[float]:
     """Load a gate from its files again, without cached judges, and score some rows."""
-    causal_judge._load_cached.cache_clear()
+    causal_judge._load_unshared.cache_clear()
     encoder_judge.load_encoder_judge.cache_clear()
     return load_gate(str(folder)).score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
 

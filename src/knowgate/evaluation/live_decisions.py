@@ -371,5 +371,5 @@ def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
         seconds=decisions.seconds / len(decisions.needs),
         raw=decisions.raw,
         far=compute_far_share(decisions.distances),
-        scoring=gate.gate.scoring if isinstance(gate.gate, FittedGate) else "",
+        scoring=gate.gate.score_fingerprint if isinstance(gate.gate, FittedGate) else "",
     )

@@ -209,7 +209,7 @@ def is_text_only(model: Model) -> bool:
 def describe_text_only(model: str) -> str:
     """Say which gate is used for a text-only model, and how to save searches."""
     return (
-        f"{model} returns text without log-probabilities, so every question is retrieved for, except small talk and the "
-        f"like (the gate `{TEXT_ONLY_GATE}`). To save searches, label questions and fit a policy with `knowgate fit`. Without "
-        "labels, the gate `consistency` compares three more answers of the LLM to each question."
+        f"{model} returns text without log-probabilities, so knowgate retrieves for every question except small talk and "
+        f"the like (the gate `{TEXT_ONLY_GATE}`). To save searches, label questions and fit a policy with `knowgate fit`. "
+        "Without labels, use the gate `consistency`: it asks the LLM each question three more times and compares the answers."
     )

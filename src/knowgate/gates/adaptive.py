@@ -36,7 +36,7 @@ class AdaptiveGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options or tensors of the gate are wrong.
 
-        The tensor 'seen' has a 1 for each trained class.
+        The tensor 'seen' has a 1 for each class that occurred in training, else a 0.
         """
         read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.require("weight", len(COMPLEXITY_CLASSES), None)
@@ -70,7 +70,7 @@ class AdaptiveGate(FittedGate):
 def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:
     """Compute the probabilities of three complexity classes from sentence embeddings.
 
-    Classes missing in training get 0.
+    A class that did not occur in training gets probability 0.
 
     Returns:
         One row per question: P(no retrieval), P(one round), P(several rounds).

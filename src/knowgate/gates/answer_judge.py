@@ -25,11 +25,12 @@ GAIN_PROMPTS = ("judge", "search")  # is the LLM's answer right, and would an an
 class JudgeGate(FittedGate):
     """Retrieves if a small fine-tuned judge model finds the LLM's answer wrong.
 
-    The judge answers Yes or No. The need for retrieval is 1 - P(Yes) / (P(Yes) + P(No)). The judge reads the first
-    tokens of the answer. If it was fitted with 0 tokens, it reads only the question.
+    The judge reads the question and the first T tokens of the answer; T is set when the judge is fitted. With T = 0, the
+    judge reads only the question. The judge answers Yes or No, and the need for retrieval is P(No) / (P(Yes) + P(No)).
 
-    Needs: draft (nothing with 0 tokens). Cost per question: each judge model reads 50 tokens plus the answer. When
-    skipping, the draft is the start of the answer and costs nothing extra.
+    Needs: draft; nothing with T = 0. Cost per question: the judge reads one prompt of 50 tokens plus the answer. An
+    ensemble costs this for each of its models. When skipping, the draft is the start of the answer and costs nothing
+    extra.
     Reference: ours.
 
     Example:
@@ -44,17 +45,16 @@ class JudgeGate(FittedGate):
         tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need as 1 - P(the answer is right).
-
-        With 0 tokens, the judge reads only the question.
-        """
+        """Compute the uncalibrated need as 1 - P(the answer is right)."""
         return 1 - self.predict_known(self.prompt_name, questions, readings)
 
     def predict_known(self, prompt_name: str, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Ask the judge about the draft of each question. `prompt_name` is a key of `judges.ANSWER_PROMPTS`."""
-        tokens = int(self.artifact.options["tokens"])
-        texts = draft_texts(readings) if tokens else [""] * len(questions)
-        return self.judge.predict_known(judges.encode_answers(prompt_name, self.judge, questions, texts, tokens))
+        n_draft_tokens = int(self.artifact.options["tokens"])  # 0: the judge reads only the question
+        drafts = draft_texts(readings) if n_draft_tokens else [""] * len(questions)
+        return self.judge.predict_known(
+            judges.encode_answers(prompt_name, self.judge, questions, drafts, n_draft_tokens)
+        )
 
     @functools.cached_property
     def judge(self) -> judges.AnswerJudge:
@@ -69,8 +69,8 @@ class GainGate(JudgeGate):
     The judge predicts two probabilities: the LLM's own answer is right, and an answer from documents is right. The need
     for retrieval is their difference, mapped from [-1, 1] to [0, 1]. So the need is also low if documents cannot help.
 
-    Needs: draft. Cost per question: each judge model reads 50 tokens plus the answer twice. When skipping, the draft is
-    the start of the answer and costs nothing extra.
+    Needs: draft. Cost per question: the judge reads two prompts, each of 50 tokens plus the answer. An ensemble costs
+    this for each of its models. When skipping, the draft is the start of the answer and costs nothing extra.
     Reference: ours.
 
     Example:
@@ -88,7 +88,7 @@ class GainGate(JudgeGate):
 
 @dataclass(frozen=True)
 class IkOptions:
-    """Options of an `ik` ("I know") gate. It predicts whether the LLM knows the answer.
+    """Options of an `ik` ("I know") gate, which predicts whether the LLM knows the answer.
 
     Attributes:
         mode: What predicts this: 'lora' is a fine-tuned judge model, 'text' a linear classifier on sentence embeddings.
@@ -103,12 +103,11 @@ class IkOptions:
 class IkGate(JudgeGate):
     """Asks a fine-tuned judge model whether the LLM knows the answer.
 
-    The judge reads the question and the first T tokens of the draft. It answers Yes or No. The need for retrieval is 1
-    - P(Yes) / (P(Yes) + P(No)). In mode `text`, a linear classifier on sentence embeddings replaces the judge. This
-    mode is for LLMs behind an API.
+    The judge reads the question and the first T tokens of the draft. The judge answers Yes or No, and the need for
+    retrieval is P(No) / (P(Yes) + P(No)). In mode `text`, a linear classifier on sentence embeddings replaces the judge.
 
-    Needs: draft (nothing with T = 0). Cost per question: the judge reads 60 + T tokens, or two texts are embedded. When
-    skipping, the draft is the start of the answer and costs nothing extra.
+    Needs: draft; nothing with T = 0. Cost per question: the judge reads 60 + T tokens. In mode `text`, two texts are
+    embedded instead. When skipping, the draft is the start of the answer and costs nothing extra.
     Reference: the IK paper, section 3.
 
     Example:
@@ -130,6 +129,6 @@ class IkGate(JudgeGate):
         """Compute the uncalibrated need as 1 - P(the LLM knows the answer)."""
         if self.artifact.options["mode"] == "lora":
             return super().raw(questions, readings)
-        tokens = self.artifact.options["tokens"]
-        texts = draft_texts(readings) if tokens else [""] * len(questions)
-        return apply_network(self.artifact.tensors, text_features(self.encoder, questions, texts, tokens))
+        n_draft_tokens = self.artifact.options["tokens"]  # 0: only the question is embedded
+        drafts = draft_texts(readings) if n_draft_tokens else [""] * len(questions)
+        return apply_network(self.artifact.tensors, text_features(self.encoder, questions, drafts, n_draft_tokens))

@@ -24,7 +24,7 @@ class ConstantGate(FittedGate):
     """Gives every question the same need for retrieval. So the threshold alone decides: always or never retrieve.
 
     Needs: nothing. Cost per question: none.
-    Reference: ours. `knowgate fit` writes it if no gate pays.
+    Reference: ours. `knowgate fit` writes this gate if no other gate is better.
 
     Example:
         >>> gate = ConstantGate.load("my-policy")  # doctest: +SKIP

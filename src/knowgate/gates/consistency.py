@@ -22,9 +22,9 @@ MAX_PARTIAL_AGREEMENT = 0.5  # answers that differ after normalization agree at 
 class ConsistencyGate(Gate):
     """Retrieves if sampled answers disagree.
 
-    The need for retrieval is 1 minus the mean agreement of all pairs of answers. Equal answers agree by 1, after
-    normalization. Other answers agree by half the cosine similarity of their embeddings. With `embedder='none'`, they
-    agree by 0.
+    The need for retrieval is 1 minus the mean agreement of all pairs of answers. Answers that are equal after
+    normalization agree by 1. Other answers agree by half the cosine similarity of their embeddings, or by 0 with
+    `embedder='none'`.
 
     The gate reads only text, so it works with every LLM. A question costs `n` + 1 LLM calls, whether it retrieves or
     not.
@@ -85,7 +85,7 @@ class ConsistencyGate(Gate):
         return explanations
 
     def _list_answers(self, reading: Reading) -> list[str]:
-        """Return the first `n` sampled answers; raise if there are fewer."""
+        """Return the first `n` sampled answers. Raise UnsupportedSignal if there are fewer."""
         texts = [sample.text for sample in reading.samples[: self.n]]
         if len(texts) < self.n:
             raise UnsupportedSignal(

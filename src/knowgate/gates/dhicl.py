@@ -39,9 +39,9 @@ class DhiclGate(Gate):
         time_sensitive: Also show logged questions whose answers change with time, as unknown (Table 4 omits them).
         balanced: Show as many known as unknown examples, the most similar of each, so that the LLM cannot copy the
             share of known questions in the log.
-        embedder: Embedding model for the similarity: 'mpnet', 'm3e' or a sentence-transformers name. Default: that of
-            the log. A log that was written with a different embedding model is rejected.
-        tenant: Tenant whose logged questions are used.
+        embedder: Embedding model for the similarity: 'mpnet', 'm3e' or a sentence-transformers name. Default: the
+            embedding model of the log. A log that was written with a different embedding model is rejected.
+        tenant: Tenant (customer) whose logged questions are used.
         scope: Which entries of the log are used; set by `bind`.
 
     Example:
@@ -102,13 +102,14 @@ class DhiclGate(Gate):
             return self._find_balanced(store, texts, self.scope, excluded)
         if not self.cold:
             return store.search(texts, self.k, self.scope, excluded)
-        examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself
+        # One more than needed, because the question itself may be among the examples.
+        examples = store.sample(self.k + 1, self.scope, exclude=excluded)
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def _find_balanced(
         self, store: HistoryStore, texts: list[str], scope: HistoryScope, excluded: tuple[KnowledgeLabel, ...]
     ) -> list[tuple[Neighbor, ...]]:
-        """Find as many known as unknown examples for each text."""
+        """Find the most similar known and the most similar unknown examples for each text, half of each."""
         n_known = self.k // 2
         not_known = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
         known = store.search(texts, n_known, scope, exclude=not_known)
@@ -116,20 +117,21 @@ class DhiclGate(Gate):
         return [_merge_by_similarity(*examples) for examples in zip(known, unknown, strict=True)]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build one prompt per question. Its examples are similar logged questions."""
+        """Build one prompt per question, with similar logged questions as examples."""
         pairs = zip(questions, readings, strict=True)
         return [self._build_prompt(question, reading.neighbors[self.name]) for question, reading in pairs]
 
     def _build_prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
-        """Build a prompt of logged questions with labels, then the new question.
+        """Build a prompt of logged questions with labels, then the new question. The most similar example comes last.
 
-        Each part ends where the LLM predicts a label.
+        The prompt is split into parts. Each part ends where the LLM predicts a label, and the next part begins with the
+        true label.
         """
         known, unknown = self.labels
         language = detect_question_language(question)
         templates = load_packaged_templates("history")
         parts = []
-        previous_label = ""  # the label of the previous example, with which a part begins
+        previous_label = ""
         for neighbor in reversed(neighbors):
             parts.append(previous_label + templates.fill("example", language, query=neighbor.question))
             previous_label = (known if neighbor.label == KnowledgeLabel.KNOWN else unknown) + "\n\n"
@@ -140,7 +142,8 @@ class DhiclGate(Gate):
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval from the LLM's prediction whether it knows the answer.
 
-        Errors on the examples correct it.
+        The LLM makes this prediction also for the examples. Its errors there are known, and correct the prediction for
+        the question.
         """
         needs = []
         for reading in readings:
@@ -180,12 +183,15 @@ def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
 
 
 def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:
-    """Compute the need for retrieval from 0 (known) to 1 (retrieve). Errors on the examples correct the prediction.
+    """Compute the need for retrieval from 0 (known) to 1 (retrieve).
+
+    The LLM's errors on the examples are used to correct its logits for the question.
 
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.
         known: Whether the LLM really knew each example.
-        sign: Whether the correction is subtracted ('paper'), added ('code') or left out ('none').
+        sign: 'paper' subtracts the correction as the paper says, 'code' adds it as the code of the paper does, and 'none'
+            leaves it out.
     """
     z_known, z_unknown = calibrate_logits(logits, known, sign)
     return sigmoid(float(z_unknown - z_known))
@@ -194,10 +200,14 @@ def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -
 def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> tuple[float, float]:
     """Correct the label logits of a question by the LLM's errors on the examples. See equations 1-6 of DH-ICL.
 
+    The deficit of an example is how far the logit of the true label is below the logit of the false label; 0 if above.
+    The mean deficit of the known examples corrects z_known, the mean deficit of the unknown examples z_unknown.
+
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.
         known: Whether the LLM really knew each example.
-        sign: Whether mean deficits are subtracted ('paper'), added ('code') or ignored ('none').
+        sign: 'paper' subtracts the mean deficits as the paper says, 'code' adds them as the code of the paper does, and
+            'none' ignores them.
 
     Returns:
         The corrected z_known and z_unknown of the question.

@@ -60,13 +60,13 @@ class FittedComponent:
         """
         component = cls(artifact, plug_in)
         try:
-            component.check_folder(TensorValidator(artifact.tensors))
+            component.check_artifact(TensorValidator(artifact.tensors))
         except BadInput as error:
             raise artifact.make_error(str(error)) from None
         return component
 
-    def check_folder(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the content of the folder is wrong."""
+    def check_artifact(self, tensors: TensorValidator) -> None:
+        """Check the options and all tensors. Raise BadInput if one is wrong."""
         self.check(tensors)
 
     def check(self, tensors: TensorValidator) -> None:
@@ -126,11 +126,11 @@ class FittedGate(FittedComponent, Gate):
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
-        """Load a gate of this class from its folder; `plug_in` accepts a different LLM than the fitted one."""
+        """Load a gate of this class from its folder; `plug_in` accepts another LLM than it was fitted on."""
         return cls.from_artifact(gate_folder.read_artifact(folder), plug_in)
 
-    def check_folder(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the content of the folder is wrong."""
+    def check_artifact(self, tensors: TensorValidator) -> None:
+        """Check the options and all tensors of the gate. Raise BadInput if one is wrong."""
         require_distance_tensors(tensors, self.artifact.manifest.get("distance"))
         self.check(tensors)
 
@@ -154,8 +154,8 @@ class FittedGate(FittedComponent, Gate):
         return RAW_THRESHOLD if self.verdict == "own" else float(self.artifact.manifest["threshold"])
 
     @property
-    def scoring(self) -> str:
-        """Fingerprint of everything behind the scores of the gate. The threshold is not included."""
+    def score_fingerprint(self) -> str:
+        """Fingerprint of everything that determines the scores of the gate. The threshold does not."""
         fields = {key: self.artifact.manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
 
@@ -192,7 +192,10 @@ class FittedGate(FittedComponent, Gate):
         return self.score_with_raw(questions, readings).needs
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Return the need for retrieval of each question, and the raw score. With the verdict 'own', both are equal."""
+        """Return the need for retrieval of each question, and its uncalibrated (raw) score.
+
+        With the verdict 'own', the gate decides by the raw score, so that this is also the need.
+        """
         raw = self.raw_scores(questions, readings)
         needs = raw if self.verdict == "own" else self.calibrate(raw)
         return GateScores(needs, raw)
@@ -283,9 +286,9 @@ def describe_retrieval_rule(threshold: float) -> str:
 
 
 def get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
-    """Return the folder and verdict of a fitted gate, or None for other gates.
+    """Return the folder of a fitted gate, and which of its scores decides; None for other gates.
 
-    Example of a spec: 'my-gate,verdict=own'.
+    A gate decides by its calibrated score, or with the spec 'my-gate,verdict=own' by its uncalibrated score.
     """
     if isinstance(gate, str):
         return gate_folder.parse_fitted_spec(gate)
@@ -309,7 +312,7 @@ def has_judge(gate: str | Gate) -> bool:
     if folder is not None:
         manifest: Any = read_json(expand_path(folder) / gate_folder.GATE_MANIFEST)
         name = str(manifest["gate"])
-        if manifest.get("options", {}).get("mode") == "text":  # an `ik` gate that reads embeddings instead
+        if manifest.get("options", {}).get("mode") == "text":  # an `ik` gate with a classifier of text embeddings
             return False
     kind = re.split("[^a-z]", name)[0]  # 'kbm-certainty' is a variant of 'kbm'
     return kind in JUDGE_KINDS

@@ -28,13 +28,14 @@ TEXT_SIGNAL = "text"  # name of the linear classifier on embeddings of question 
 WORDING_SIGNAL = "wording"  # name of the linear classifier on the character n-grams of the draft
 MAX_DRAFT_TOKENS = 32  # how much of the draft is read as text
 MAX_NAMED_SIGNALS = 2  # of an explanation
-MARGIN_FLOOR = 1e-4  # a judge that is very sure of itself does not outvote all other signals
+# Probabilities of judges are clipped this far from 0 and 1. So a judge that is very sure does not outvote all signals.
+JUDGE_FLOOR = 1e-4
 MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at least this much
 
 
 @dataclass(frozen=True)
 class FusionProbe:
-    """A classifier of one hidden state. Its output is an input of the fusion.
+    """A classifier of one hidden state. The output of the classifier is an input of the fusion.
 
     Attributes:
         name: Name of the probe; the names of its tensors start with it.
@@ -91,8 +92,8 @@ def combine_heads(predictions: Sequence[FloatArray]) -> FloatArray:
     """Compute needs from the predictions of one or two regressions.
 
     Args:
-        predictions: The need of each question. With two regressions: how probably its closed-book answer is wrong, and
-            how probably its open-book answer is.
+        predictions: One array: the need of each question. Two arrays: how probably each closed-book answer is wrong, and
+            how probably each open-book answer is wrong.
     """
     if len(predictions) == 1:
         return predictions[0]
@@ -108,7 +109,8 @@ class FusionGate(FittedGate):
     With the target `gain`, there are two regressions: P(right with passages) and P(right from memory). The need is
     their difference, mapped from [-1, 1] to [0, 1].
 
-    Needs: the signals of its label run. Cost per question: the cost of its most expensive signal.
+    Needs: the signals that were recorded in the label run it was fitted on. Cost per question: the cost of its most
+    expensive signal.
     Reference: ours.
 
     Example:
@@ -152,16 +154,14 @@ class FusionGate(FittedGate):
         return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval of each question.
-
-        Two regressions (without and with passages) are compared.
-        """
+        """Compute the uncalibrated need for retrieval of each question."""
         return combine_heads(self._predict(questions, readings))
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
         """Return the predictions of each logistic regression, one per question.
 
-        One regression predicts whether retrieval is needed. Two predict wrong answers, without and with passages.
+        A gate with one regression predicts whether retrieval is needed. A gate with two regressions predicts whether
+        the answers without passages and with passages are wrong.
         """
         heads = zip(self._head_prefixes, self.compute_signals(questions, readings), strict=True)
         return [apply_network(self.artifact.tensors, signals, f"{prefix}fusion.") for prefix, signals in heads]
@@ -221,11 +221,11 @@ class FusionGate(FittedGate):
 class StackGate(FusionGate):
     """Combines all signals of one LLM pass and the scores of judges in a logistic regression.
 
-    A judge is a small fine-tuned model. It reads the question and the draft, and makes other mistakes than hidden
-    states. Each judge is stored in a sub-folder of the gate.
+    A judge is a small fine-tuned model that reads the question and the draft. It makes other mistakes than classifiers
+    of hidden states, which is why both are combined. Each judge is stored in a sub-folder of the gate.
 
-    Needs: the signals of its label run, and a draft. Cost per question: its most expensive signal, plus 70 tokens read
-    by each judge.
+    Needs: the signals that were recorded in the label run it was fitted on, and a draft. Cost per question: the most
+    expensive signal, plus 70 tokens read by each judge.
     Reference: ours.
 
     Example:
@@ -245,7 +245,7 @@ class StackGate(FusionGate):
 
     @property
     def request(self) -> SignalRequest:
-        """All signals to read from the LLM: those of the logistic regression, and those that the judges read."""
+        """All signals to read from the LLM, for the logistic regression and for the judges."""
         request = super().request
         for judge in self.judges:
             request |= judge.request
@@ -258,7 +258,7 @@ class StackGate(FusionGate):
         """
         readings = [add_self_assessment(reading, self.name) for reading in readings]
         scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
-        log_odds = np.column_stack([compute_margin(judge_scores) for judge_scores in scores])
+        log_odds = np.column_stack([compute_log_odds(judge_scores) for judge_scores in scores])
         return [np.hstack([signals, log_odds]) for signals in super().compute_signals(questions, readings)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
@@ -271,9 +271,9 @@ def name_judge(number: int) -> str:
     return f"judge-{number}"
 
 
-def compute_margin(scores: FloatArray) -> Vector:
+def compute_log_odds(scores: FloatArray) -> Vector:
     """Return the log-odds of a judge's uncalibrated scores, which are probabilities that retrieval is needed."""
-    return logit(scores, MARGIN_FLOOR).astype(np.float32)
+    return logit(scores, JUDGE_FLOOR).astype(np.float32)
 
 
 def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
@@ -305,7 +305,7 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:
-    """Add the LLM's self-assessment to the signals of a reading. It says whether the LLM knows the answer."""
+    """Add the LLM's self-assessment (how probably it says that it knows the answer) to the signals of a reading."""
     if gate not in reading.labels:
         return reading
     assessment = self_assessment_logit(reading.labels[gate])

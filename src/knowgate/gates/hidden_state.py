@@ -44,8 +44,8 @@ class ProbeGate(FittedGate):
 
     The state is read before the answer or after the draft.
 
-    Needs: hidden. Cost per question: less than 1 % of the LLM's pass. Reading before the answer adds half a prefill for
-    retrieved questions.
+    Needs: hidden. Cost per question: less than 1 % of the LLM's pass. If the state is read before the answer and the gate
+    retrieves, the LLM has run the prompt without passages through the layers below the state in vain.
     Reference: Jin et al. (CBDR), section 3.1.
 
     Example:
@@ -84,7 +84,7 @@ class HeadProbabilities:
 
 @dataclass(frozen=True)
 class UarOptions:
-    """Options of a UAR gate, a decision tree of three classifiers (heads).
+    """Options of a UAR gate, a decision tree of four classifiers (heads).
 
     Attributes:
         layer: Layer of the hidden state.
@@ -102,11 +102,12 @@ class UarGate(FittedGate):
     """Combines four linear classifiers (heads) of one hidden state in a decision tree.
 
     Each head answers a question. Does the user ask for sources (intent)? Is knowledge needed? Does the answer change
-    with time? Does the LLM not know it (self)?
+    with time? Does the LLM not know the answer (self)?
 
-    `tree='hard'` is the tree of the paper. Intent retrieves. Without need for knowledge, retrieval is skipped. Answers
-    that change with time retrieve. For all others, the need is the head 'self'. `tree='soft'`, the default, takes each
-    branch with the probability of its head. So one threshold controls the whole tree.
+    `tree='hard'` is the tree of the paper. It retrieves if the user asks for sources. Otherwise, it skips retrieval if no
+    knowledge is needed. Otherwise, it retrieves if the answer changes with time. For all other questions, the need is
+    the probability of the head 'self'. `tree='soft'`, the default, takes each branch with the probability of its head.
+    So one threshold controls the whole tree.
 
     Needs: hidden. Cost per question: less than 1 % of the LLM's pass. A retrieved question costs one prefill more.
     Reference: Cheng et al. 2024 (UAR). The heads are trained differently, see `knowgate.training.uar`.
@@ -116,28 +117,31 @@ class UarGate(FittedGate):
     """
 
     def check(self, tensors: networks.TensorValidator) -> None:
-        """Raise BadInput if the options or the tensors of a head are wrong."""
+        """Check the options, and the weights of the four heads (linear classifiers). Raise BadInput if one is wrong.
+
+        All heads read the same hidden state, so they have the same number of weights.
+        """
         options = read_record(UarOptions, self.artifact.options, "options", ignore_unknown=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
-        (width,) = tensors.require(f"{SELF_HEAD}.weight", None).shape
+        (state_size,) = tensors.require(f"{SELF_HEAD}.weight", None).shape  # the first head may have any size
         for name in CRITERIA:
-            tensors.require(f"{name}.weight", width)
-        _require_scales(tensors, width)
+            tensors.require(f"{name}.weight", state_size)
+        _require_scales(tensors, state_size)
         tensors.reject_unknown()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated probability of not knowing the answer.
+        """Compute with the head 'self' the uncalibrated probability that the LLM does not know the answer.
 
-        This is one of four classifiers. `score` combines all four.
+        This head is one of four. `score` combines all four.
         """
         return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
     def predict_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
         """Return the calibrated probabilities of all four classifiers (heads): intent, knowledge, time and self."""
-        unknown = np.array(self.calibrate(self.raw_scores(questions, readings)))
+        self_probabilities = np.array(self.calibrate(self.raw_scores(questions, readings)))  # of the head 'self'
         calibrations = self.artifact.options["calibrations"]
-        return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)
+        return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), self_probabilities)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval with a decision tree over the four heads."""
@@ -167,54 +171,60 @@ class UarGate(FittedGate):
         return stack_hidden_states(readings, self.artifact.options["layer"], "pre")
 
 
-def _require_scales(tensors: networks.TensorValidator, width: int) -> None:
+def _require_scales(tensors: networks.TensorValidator, state_size: int) -> None:
     """Check the tensors for standardizing hidden states. Older folders have a single number 'size' instead."""
     if "size" in tensors:
         tensors.require("size", 1, positive=True)
         return
     for name in (SELF_HEAD, *CRITERIA):
-        tensors.require(f"{name}.mean", width)
-        tensors.require(f"{name}.scale", width, positive=True)
+        tensors.require(f"{name}.mean", state_size)
+        tensors.require(f"{name}.scale", state_size, positive=True)
 
 
 def apply_heads(
-    tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], states: Vector, unknown: FloatArray
+    tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], states: Vector, self_probabilities: FloatArray
 ) -> HeadProbabilities:
-    """Compute the calibrated probabilities of all four heads of UAR.
+    """Compute the probabilities of three heads (classifiers) of UAR, and add those of the fourth head, 'self'.
 
     Args:
         tensors: Weights of the heads.
         calibrations: Calibrations of the heads intent, knowledge and time, in this order.
         states: Hidden states, one row per question.
-        unknown: Calibrated probabilities of the head 'self', that the LLM does not know the answer.
+        self_probabilities: How probably the LLM does not know each answer: the calibrated results of the head 'self'.
     """
     probabilities = {}
     for name, calibration in zip(CRITERIA, calibrations, strict=True):
         probabilities[name] = networks.apply_calibration(apply_head(tensors, name, states), calibration)
-    return HeadProbabilities(**probabilities, self_=unknown)
+    return HeadProbabilities(**probabilities, self_=self_probabilities)
 
 
 def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
     """Compute the need for retrieval with the decision tree of the UAR paper.
 
-    Example: `time` is high for changing answers.
+    The tree asks in this order: does the user ask for sources (intent)? Is knowledge needed? Does the answer change
+    with time? Does the LLM not know the answer (self)?
     """
-    after_time = np.where(heads.time > 0.5, 1.0, heads.self_)
-    after_knowledge = np.where(heads.knowledge > 0.5, after_time, 0.0)
-    return np.where(heads.intent > 0.5, 1.0, after_knowledge)
+    retrieve, skip = 1.0, 0.0
+    conditions = [heads.intent > 0.5, heads.knowledge <= 0.5, heads.time > 0.5]  # the first that is met decides
+    return np.select(conditions, [retrieve, skip, retrieve], default=heads.self_)
 
 
 def apply_soft_tree(heads: HeadProbabilities) -> FloatArray:
     """Compute the probability of reaching "retrieve" in the UAR decision tree.
 
-    Each branch is taken with the probability of its classifier.
+    The tree retrieves if the user asks for sources (intent). It also retrieves if knowledge is needed, and the answer
+    changes with time or the LLM does not know it (self). Each of the four classifiers gives the probability of its
+    branch.
     """
-    after_time = heads.time + (1 - heads.time) * heads.self_
-    return heads.intent + (1 - heads.intent) * heads.knowledge * after_time
+    changing_or_unknown = heads.time + (1 - heads.time) * heads.self_
+    return heads.intent + (1 - heads.intent) * heads.knowledge * changing_or_unknown
 
 
 def apply_head(tensors: Tensors, name: str, states: Vector) -> FloatArray:
-    """Compute the probability predicted by one head: sigmoid(w . (state - mean) / scale)."""
+    """Compute the probability predicted by one head: sigmoid(w . (state - mean) / scale).
+
+    Older heads have no mean. They divide all states by one number ('size') instead.
+    """
     weight = tensors[f"{name}.weight"].astype(np.float64)
     networks.check_feature_width(states, len(weight))
     if f"{name}.mean" in tensors:

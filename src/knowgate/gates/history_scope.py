@@ -32,7 +32,7 @@ def bind_scope(
         model: Fingerprint of the model.
         prompts: Fingerprint of the answer prompts.
         tenant: Tenant whose questions are used.
-        embedder: Embedding model. Default: that of the log.
+        embedder: Embedding model. Default: the embedding model of the log.
 
     Returns:
         The scope, an argument of all searches in the log.
@@ -50,7 +50,7 @@ def bind_scope(
 
 
 def _make_empty_error(path: str, store: HistoryStore, scope: HistoryScope) -> BadSetting:
-    """Make the error for a log without entries of a scope. It lists the scopes that the log has."""
+    """Build the error for a log without entries of a scope. The error lists the scopes that the log has."""
     counts = "; ".join(f"{count} for {_format_scope(logged)}" for logged, count in store.scopes().items())
     return BadSetting(
         f"the log '{path}' has no questions answered by {_format_scope(scope)}. It has: {counts or 'none at all'}. Run "

@@ -45,16 +45,16 @@ class KbmOptions(JudgeOptions):
 
 @dataclass(frozen=True)
 class KbmGate(FittedGate):
-    """Asks a fine-tuned judge model about the LLM. The judge sees only the question.
+    """Asks a fine-tuned judge model whether the LLM masters a question. The judge sees only the question.
 
-    The judge predicts mastery or certainty. Mastery is the share of right sampled answers. Certainty is their
-    agreement. The judge answers True or False, and the uncalibrated need is 1 - P(True) / (P(True) + P(False)). The
+    The judge predicts mastery or certainty. Mastery is the share of sampled answers that are right, certainty their
+    agreement. The judge answers True or False, and the uncalibrated need is P(False) / (P(True) + P(False)). The
     calibrated need is the probability of a wrong answer. With the spec `DIR,verdict=own`, the more probable label
-    decides, like in the paper.
+    decides, as in the paper.
 
-    A judge trained with passages can also filter passages. It drops passages that make a right answer less likely. With
-    `DIR,verdict=own`, it drops the passages of questions that look wrong even with them. This is the paper's rule. It
-    costs right answers where the LLM knows little.
+    A judge that was trained with passages can also filter passages. It drops passages that make a right answer less
+    likely. With `DIR,verdict=own`, it drops passages if a wrong answer is likely even with the passages. This is the
+    rule of the paper, which loses right answers if the LLM knows little.
 
     Needs: nothing of the LLM. Cost per question: the judge reads 90 tokens once for mastery, twice for certainty.
     Reference: Zhang et al. (KBM), sections 4, 5.3 and 5.4, Figure 14.
@@ -86,10 +86,10 @@ class KbmGate(FittedGate):
 
     @property
     def passage_filter(self) -> Self:
-        """The filter for useless passages. It is this gate, by its method `are_useful`.
+        """This gate as a filter for useless passages: its method `are_useful` finds them.
 
         Raises:
-            BadSetting: The judge, the model that the gate asks, was trained without passages, so it cannot filter them.
+            BadSetting: The judge (the model that the gate asks) was trained without passages.
         """
         self._check_passage_training()
         return self
@@ -97,7 +97,8 @@ class KbmGate(FittedGate):
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Return whether the passages of each question are worth keeping.
 
-        By default, the judge's P(True) must not fall with them.
+        By default, passages are useless if the judge's P(True) is lower with the passages than without. With the
+        verdict 'own' (the rule of the paper), passages are useless if P(True) is below 0.5.
 
         Raises:
             BadSetting: The judge was trained without passages.
@@ -110,7 +111,10 @@ class KbmGate(FittedGate):
         return is_useful.tolist()
 
     def _compare_confidence(self, pairs: Sequence[tuple[Question, Sequence[Passage]]]) -> BoolArray:
-        """Return whether the judge is confident enough with the passages of each question."""
+        """Return for each question whether the judge is at least as confident with the passages as without.
+
+        With the verdict 'own' (the rule of the paper), the confidence must reach a fixed limit instead.
+        """
         max_tokens = int(self.artifact.options["max_tokens"])
         prompts = [render_kbm_prompt(self.judge, question, passages, max_tokens) for question, passages in pairs]
         confidence = compute_kbm_confidence(self.judge, self.head, prompts)
@@ -129,13 +133,14 @@ class KbmGate(FittedGate):
 
 
 def compute_kbm_confidence(judge: CausalJudge, head: str, prompts: Sequence[str]) -> FloatArray:
-    """Return for each prompt how probably the judge says True.
+    """Return for each prompt how probably the judge says True in a field of its JSON answer.
 
-    `head` is the JSON field to read, 'mastery' or 'certainty'.
+    The answer looks like {"mastery": "True", "certainty": "False"}. `head` is the field to read.
     """
     mastery = judge.predict_known([judge.encode(prompt, MASTERY_START) for prompt in prompts])
     if head == "mastery":
         return mastery
+    # The judge predicts 'certainty' after 'mastery', so the more probable label of 'mastery' is filled in first.
     true_label, false_label = KBM_LABELS
     labels = [true_label if probability >= 0.5 else false_label for probability in mastery]
     answers = [encode_kbm_answer(judge, prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
@@ -143,12 +148,12 @@ def compute_kbm_confidence(judge: CausalJudge, head: str, prompts: Sequence[str]
 
 
 def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPromptTokens:
-    """Tokenize a prompt and the start of the judge's JSON answer. The start is: {"mastery": "True", "certainty":
+    """Tokenize a prompt and the start of the judge's JSON answer, such as {"mastery": "True", "certainty": "
 
     Args:
         judge: The judge, whose tokenizer is used.
         prompt: The prompt.
-        mastery: The label of mastery, True or False.
+        mastery: Value of the first field: 'True' or 'False'.
     """
     return judge.encode(prompt, MASTERY_START, mastery + CERTAINTY_START)
 
@@ -158,7 +163,13 @@ def render_kbm_prompt(
 ) -> str:
     """Build a prompt with as many passages as fit.
 
-    Only the start of a long question, or of a single long passage, is kept.
+    Passages are dropped from the end. If not even the first passage fits, it is halved until it does.
+
+    Args:
+        judge: The judge, whose tokenizer counts the tokens.
+        question: The question. Only the start of a long question is kept.
+        passages: The passages, best first.
+        max_tokens: Maximum length of a prompt with passages. With the default of 0, no passage fits.
     """
     question = judge.shorten(question)
     limit = min(max_tokens, judge.model.context_window - 1)

@@ -49,7 +49,8 @@ def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
     Raises:
         UnsupportedSignal: The table lacks a signal that the gate needs.
     """
-    if Signal.LABELS in gate.needs and not gate.recorded_signal:  # answers to its own prompt are never recorded
+    # Label runs do not record the LLM's answer to a prompt of the gate itself, unless it is a recorded signal.
+    if Signal.LABELS in gate.needs and not gate.recorded_signal:
         raise _make_prompt_error(table, spec)
     missing = sorted(gate.needs - find_signals(table))
     if missing:
@@ -84,17 +85,19 @@ def _make_prompt_error(table: LabelTable, spec: str) -> UnsupportedSignal:
 def find_signals(table: LabelTable) -> frozenset[Signal]:
     """Return the signals in a label table, such as drafts or hidden states.
 
-    Most are looked up in the first row only.
+    For most signals, only the first row is checked.
     """
     reading = table.readings[0]
-    # The gate `seakr` needs samples and their hidden states, or the uncertainty that it computes from them.
+    # Only the gate `seakr` needs both samples and hidden states. It computes an uncertainty from them, so a recorded
+    # uncertainty replaces both.
     has_uncertainty = SEAKR in reading.signals or SEAKR_END in reading.signals
+    names_in_rows = set(table.signal_names.tolist())  # each row has a set of names
     available = {
         Signal.DRAFT: reading.draft is not None,
         Signal.LOGPROBS: reading.draft is not None and reading.draft.tokens is not None,
         Signal.SAMPLES: bool(reading.samples) or has_uncertainty,
         Signal.HIDDEN: bool(reading.hidden) or has_uncertainty,
-        Signal.LABELS: all(SELF_ASSESSMENT in names for names in set(table.signal_names.tolist())),
+        Signal.LABELS: all(SELF_ASSESSMENT in names for names in names_in_rows),
     }
     return frozenset(signal for signal, is_available in available.items() if is_available)
 
@@ -104,12 +107,12 @@ def list_scorable_gates(table: LabelTable) -> list[str]:
     signals, gates = find_signals(table), list(table.recorded_needs)
     if Signal.LOGPROBS in signals:
         # Some statistics are missing in rows of a server that lists only the most probable tokens.
-        names_in_rows = set(table.token_statistics.tolist())
-        statistics = [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in names for names in names_in_rows)]
+        in_all_rows = frozenset.intersection(*set(table.token_statistics.tolist()))
+        statistics = [f"logprob:{name}" for name in TOKEN_STATISTICS if name in in_all_rows]
         gates = ["logprob:first", "logprob:mean", "logprob:min", *statistics, "flare", *gates]
     if Signal.LABELS in signals:
         gates = ["prompt", *gates]
-    if all({SEAKR, SEAKR_END} & names for names in set(table.signal_names.tolist())):
+    if all({SEAKR, SEAKR_END} & names for names in set(table.signal_names.tolist())):  # each row has one of the two
         gates.append("seakr")
     return gates
 
@@ -138,9 +141,9 @@ class _GateScorer:
     distances: list[float | None] = field(default_factory=list)
 
     @property
-    def scoring(self) -> str:
+    def score_fingerprint(self) -> str:
         """Fingerprint of a fitted gate without its threshold; '' for gates that are not fitted."""
-        return self.gate.scoring if isinstance(self.gate, FittedGate) else ""
+        return self.gate.score_fingerprint if isinstance(self.gate, FittedGate) else ""
 
     def add(self, chunk: LabelTable) -> None:
         """Score the next chunk of rows."""
@@ -153,12 +156,12 @@ class _GateScorer:
         self.distances += scoring.measure_distances(self.gate, chunk.questions, readings)
 
     def make_scores(self, table: LabelTable, name: str, gate: Gate) -> TableScores:
-        """Return the scores of all chunks, with the cost of the decisions.
+        """Return the scores of all chunks that were added, with the threshold and cost of a gate.
 
         Args:
             table: The whole table.
             name: Name of the gate in tables.
-            gate: The gate whose threshold and cost are returned. It has the same scores as the scored gate.
+            gate: The gate with the threshold. It may differ from `self.gate` only in its threshold.
         """
         has_own_prompt = Signal.LABELS in gate.needs
         n_samples = gate.request.samples
@@ -168,8 +171,8 @@ class _GateScorer:
             np.array(self.needs),
             about=gate.note,
             raw=np.array(self.raw) if self.raw else None,
-            far=compute_far_share(self.distances),
-            scoring=self.scoring,
+            far=compute_far_share(self.distances),  # share of questions unlike the training questions
+            scoring=self.score_fingerprint,
             calls=float(has_own_prompt) + n_samples,
             drafts=gate.request.draft_tokens > 0,
             extra_tokens=n_samples * float(table.closed_book_tokens.mean()),  # a sample is about as long as an answer
@@ -217,17 +220,15 @@ def _list_unique_gates(table: LabelTable, gates: Sequence[str | Gate]) -> dict[s
 
 def _run_scorers(table: LabelTable, scorers: Mapping[str | int, _GateScorer]) -> dict[str | int, TableScores]:
     """Score several gates in one pass over a label table. Gates that differ only in their threshold run once."""
-    first_scorers: dict[str, _GateScorer] = {}  # by the fingerprint of the gate; by its key if it has none
-    for key, scorer in scorers.items():
-        first_scorers.setdefault(scorer.scoring or str(key), scorer)
+    by_fingerprint: dict[str, _GateScorer] = {}  # by key if the gate has no fingerprint
+    # For each scorer, the first one with the same fingerprint.
+    first_scorers = {
+        key: by_fingerprint.setdefault(scorer.score_fingerprint or str(key), scorer) for key, scorer in scorers.items()
+    }
     for chunk in table.chunks():
-        for scorer in first_scorers.values():
+        for scorer in by_fingerprint.values():
             scorer.add(chunk)
-    scores = {}
-    for key, scorer in scorers.items():
-        first = first_scorers[scorer.scoring or str(key)]
-        scores[key] = first.make_scores(table, scorer.name, scorer.gate)
-    return scores
+    return {key: first_scorers[key].make_scores(table, scorer.name, scorer.gate) for key, scorer in scorers.items()}
 
 
 def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
@@ -261,13 +262,14 @@ def _make_scorer(table: LabelTable, gate: str | Gate, plug_in: bool) -> _GateSco
 
 
 def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
-    """Load a gate from its spec, or return a gate object unchanged."""
+    """Load a gate from its spec, or return a gate object unchanged. `plug_in` accepts gates fitted on another LLM."""
     if not isinstance(gate, str):
         return gate
     try:
         return load_gate(gate, plug_in=plug_in)
     except UnknownName as error:
-        # Names with options (=) are not listed. Names with a comma are quoted, because the list is separated by commas.
+        # The error lists the names of known gates, separated by commas. Here, the names of recorded gates are added. Names
+        # that contain a comma are quoted, and names with options (=) are left out.
         recorded = [f"'{name}'" if "," in name else name for name in table.recorded_needs if "=" not in name]
         raise UnknownName("gate", gate, {*error.known, *recorded}, also=error.also) from error
 
@@ -287,7 +289,7 @@ def number_duplicates(names: Sequence[str]) -> list[str]:
 def _find_recorded(table: LabelTable, gate: str | Gate) -> TableScores | None:
     """Return the recorded scores of a gate, or None.
 
-    A folder must have the same fingerprint (`scoring`) as recorded.
+    The scores of a gate in a folder count only if the folder still holds the gate that was recorded.
     """
     if not isinstance(gate, str):
         return None
@@ -295,7 +297,7 @@ def _find_recorded(table: LabelTable, gate: str | Gate) -> TableScores | None:
     if scores is None or parse_fitted_spec(gate) is None:  # nothing is recorded, or the gate is not a folder
         return scores
     loaded = load_gate(gate)
-    is_same_gate = isinstance(loaded, FittedGate) and loaded.scoring == scores.scoring
+    is_same_gate = isinstance(loaded, FittedGate) and loaded.score_fingerprint == scores.scoring
     return scores if is_same_gate else None
 
 
@@ -309,10 +311,13 @@ def _add_cost(scores: TableScores, gate: str) -> TableScores:
     # 'kbm-certainty' is a variant of the gate 'kbm', and 'logprob:mean' is 'logprob' with an option.
     registered_name = re.split("[-:, ]", scores.gate)[0]
     entry = {**GATES, **FITTED_GATES}.get(registered_name)
-    signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
-    is_folder = parse_fitted_spec(gate) is not None  # then the threshold may have changed since the recording
+    needed = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
+    calls_llm = needed == "labels"  # the gate sends the LLM a prompt of its own
+    reads_draft = needed not in ("", "labels")
+    is_folder = parse_fitted_spec(gate) is not None
+    # A gate in a folder may have got a new threshold since the recording.
     threshold = load_gate(gate).threshold if is_folder else scores.threshold
-    return replace(scores, threshold=threshold, calls=float(signals == "labels"), drafts=signals not in ("", "labels"))
+    return replace(scores, threshold=threshold, calls=1.0 if calls_llm else 0.0, drafts=reads_draft)
 
 
 def _check_all_recorded(scores: TableScores) -> None:

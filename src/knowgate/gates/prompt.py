@@ -74,9 +74,9 @@ class PromptGate(Gate):
 
     @property
     def recorded_signal(self) -> str:
-        """The signal of label runs with the answer to this prompt.
+        """Name of the signal under which label runs record the LLM's answer to this prompt.
 
-        Only answers with the default labels are recorded.
+        Label runs ask with the default labels only. For other labels, the result is ''.
         """
         return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
 
@@ -90,7 +90,7 @@ class PromptGate(Gate):
         return [sigmoid(-self._get_known_logit(reading)) for reading in readings]  # the caller rejects NaN
 
     def _get_known_logit(self, reading: Reading) -> float:
-        """Return the log-odds of the label for 'known'. Label runs have them as a recorded signal."""
+        """Return the log-odds of the label for 'known'. In label runs, these are a recorded signal."""
         if self.name in reading.labels:
             return self_assessment_logit(reading.labels[self.name])
         return reading.signals[self.recorded_signal]
@@ -119,7 +119,7 @@ class SelfragGate(Gate):
         """Return the gate itself, after checking that the model has both retrieval tokens.
 
         Raises:
-            BadSetting: The model's tokenizer splits one of them into several tokens.
+            BadSetting: The model's tokenizer splits one of these tokens into several.
         """
         missing = [label for label in self.labels if _count_tokens(model, label) != 1]
         if missing:
@@ -140,7 +140,7 @@ class SelfragGate(Gate):
 
 
 def _count_tokens(model: ModelIdentity, text: str) -> int:
-    """Count the tokens of a text. Without a tokenizer, the result is 1."""
+    """Count the tokens of a text. If the model cannot count them, assume that the text is one token."""
     if isinstance(model, TokenizingModel):
         return len(model.tokenize(text))
     if isinstance(model, ServedModel):

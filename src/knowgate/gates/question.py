@@ -19,7 +19,7 @@ FREQUENCY_TENSOR = "frequencies"
 
 @dataclass(frozen=True)
 class QuestionOptions:
-    """Options of a `question` gate. It decides by the question alone.
+    """Options of a `question` gate, which decides by the question alone.
 
     Attributes:
         frequencies: Whether the gate also reads how frequent the words of the question are in an index.

@@ -84,7 +84,7 @@ def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequenc
 def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
     """Return the checked needs of all questions, and their scores before calibration.
 
-    Only fitted gates have the latter.
+    Gates that are not fitted have no scores before calibration.
 
     Raises:
         ModelError: The gate did not return one number in [0, 1] per question.
@@ -163,14 +163,15 @@ def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
     """
     check_model_signals(gate, model)
     with wrap_plugin_errors(gate):
+        # The fingerprint of a server does not show which weights it runs, so its hidden states are compared instead.
         if isinstance(gate, FittedGate) and _may_serve_same_weights(gate, model, prompts):
-            return _bind_by_states(gate, model, prompts)
+            return _bind_by_hidden_states(gate, model, prompts)
         bound = gate.bind(model, prompts.fingerprint)
     check_read_request(bound, model)
     return bound
 
 
-def _bind_by_states(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> FittedGate:
+def _bind_by_hidden_states(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> FittedGate:
     """Return a copy of a fitted gate for a server. The server must return the same hidden states as in training.
 
     Raises:
@@ -183,9 +184,10 @@ def _bind_by_states(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> F
 
 
 def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> bool:
-    """Return whether comparing hidden states could show that a server runs the gate's LLM.
+    """Return whether a server might run the LLM that the gate was fitted on.
 
-    Fingerprints of servers always differ.
+    The fingerprints do not tell, because a server never has the same fingerprint as local weights. A comparison of hidden
+    states can tell, if the gate reads any.
     """
     if not isinstance(model, ServedModel) or gate.plug_in:
         return False
@@ -282,9 +284,9 @@ def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
 
 
 def _check_sample_layers(gates: Sequence[Gate]) -> None:
-    """Raise BadSetting if gates read sampled answers at different layers or tokens.
+    """Raise BadSetting if gates read the hidden states of sampled answers at different layers or tokens.
 
-    One pass of the model returns only one.
+    One pass of the model returns only one hidden state per sampled answer.
     """
     requests = [(gate.name, gate.request) for gate in gates if gate.request.sample_layer is not None]
     if len({(request.sample_layer, request.sample_end) for _, request in requests}) > 1:
@@ -307,7 +309,7 @@ def check_model_signals(gate: Gate, model: Model) -> None:
 
 
 def check_read_request(gate: Gate, model: Model) -> None:
-    """Raise UnsupportedSignal if a server cannot return the signals of a gate. Local models can."""
+    """Raise UnsupportedSignal if a server cannot return the signals of a gate. Local models always can."""
     if not isinstance(model, ServedModel):
         return
     try:

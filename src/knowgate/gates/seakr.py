@@ -26,9 +26,9 @@ class SeakrGate(Gate):
     """Retrieves if the hidden states at the end of sampled answers differ widely.
 
     The uncertainty of n samples is u = (1 / n) log det(Z J Z^T + alpha I). The rows of Z are the hidden states, and J
-    subtracts from each state its own mean. By default, the need is u on a relative scale. It is 0 for equal states and
-    1 for orthogonal states. If `center` is set, the need is sigmoid(u - center). A center of -6 retrieves like the
-    paper.
+    subtracts from each state its own mean. By default, the need is u on a relative scale from 0 for equal states to 1
+    for orthogonal states. If `center` is set, the need is sigmoid(u - center). With a center of -6, the gate decides
+    as in the paper.
 
     The state is read in the middle layer, or in `layer`, at the last token of an answer.
 
@@ -88,7 +88,11 @@ class SeakrGate(Gate):
         return samples.log_determinant(reading.sample_states[: self.n], samples.SEAKR_ALPHA)
 
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
-        """Convert the uncertainty of a question to its need for retrieval. Without `center`, it is scaled to 0 to 1.
+        """Convert the uncertainty of a question to its need for retrieval.
+
+        With a `center`, the need is sigmoid(uncertainty - center). Without a center, the need is the uncertainty on a
+        scale from 0 for equal to 1 for orthogonal hidden states. This scale depends on `size`; if `size` is unknown, the
+        center of the paper is used.
 
         Args:
             uncertainty: Value of `compute_uncertainty`.

@@ -63,9 +63,9 @@ class SkrGate(Gate):
     """Retrieves if retrieval helped more of the k most similar logged questions (neighbors) than it hurt.
 
     The log records whether the LLM was right without and with passages. Questions with no difference are ignored. The
-    mode 'smooth', the default, weights the neighbors by similarity and trust. The need is between 0 and 1. 'vote' is
-    the majority vote of the paper. The need is 0 or 1, and ties retrieve. 'classifier' is a logistic regression on the
-    embedding of the question, fitted on the whole log.
+    mode 'smooth', the default, weights the neighbors by similarity and trust, and gives a need between 0 and 1. The mode
+    'vote' is the majority vote of the paper; its need is 0 or 1, and ties retrieve. The mode 'classifier' is a logistic
+    regression on the embedding of the question, fitted on the whole log.
 
     Needs: nothing. Works with any LLM. Cost per question: one embedding and one search in the log.
     Reference: Wang et al. 2023 (SKR), section 3.3.
@@ -79,8 +79,8 @@ class SkrGate(Gate):
     history: str | HistoryStore = "history.db"  # the log
     k: int = 7  # number of neighbors
     mode: Literal["smooth", "vote", "classifier"] = "smooth"
-    embedder: str | None = None  # None for that of the log
-    tenant: str = ""  # whose questions are used
+    embedder: str | None = None  # None for the embedding model of the log
+    tenant: str = ""  # the tenant (customer) whose questions are used
     scope: HistoryScope | None = None  # set by `bind`
     classifier: LogisticModel | None = None  # only in the mode 'classifier'; set by `bind`
 
@@ -100,11 +100,11 @@ class SkrGate(Gate):
         return replace(self, scope=scope, classifier=classifier)
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find up to k similar logged questions for each question. Retrieval must have changed their answers."""
+        """Find for each question up to k similar logged questions whose answers retrieval made right or wrong."""
         if self.scope is None:
             raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
         texts = [question.text for question in questions]
-        # More than k are searched for, because those whose answer did not change are dropped.
+        # Logged questions where retrieval changed nothing are dropped, so more than k are searched for.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
         neighbors = []
         for candidates in nearest:

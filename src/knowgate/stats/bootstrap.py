@@ -60,7 +60,7 @@ WeightedMetric = Callable[[WeightMatrix], Mapping[str, FloatArray]]
 class Bootstrap:
     """Bootstrap resamples of `n` questions, drawn with replacement.
 
-    Resamples are computed in parallel portions. Portion 0 is the original sample.
+    Resamples are computed in portions, in parallel. Portion 0 is the original sample.
 
     Attributes:
         n: Number of questions.
@@ -77,10 +77,10 @@ class Bootstrap:
         """Number of portions, including the original sample."""
         return 1 + math.ceil(self.resamples / PORTION_SIZE)
 
-    def iter_blocks(self, number: int) -> Iterator[WeightMatrix]:
-        """Yield how often each resample of a portion draws each question.
+    def iter_weight_blocks(self, number: int) -> Iterator[WeightMatrix]:
+        """Yield blocks of weights (resamples x questions): how often each resample draws each question.
 
-        The counts come in blocks (resamples x questions) to save memory.
+        Blocks are parts of a portion, to save memory.
 
         Args:
             number: Number of the portion. Portion 0 is the original sample; each other one has PORTION_SIZE resamples.
@@ -94,39 +94,36 @@ class Bootstrap:
         rng = np.random.default_rng([self.seed, number])
         while n_left:
             size = min(n_left, block_size)
-            # Row r holds the questions drawn in resample r, plus r * n. So one bincount counts for all rows at once.
+            # In row r (resample r), question numbers are shifted by r * n. So one bincount counts each row separately.
             picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
             counts = np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n)
             yield counts.astype(np.float32, order="F")  # rank-based metrics read it column by column
             n_left -= size
 
-    def apply(self, measures: Sequence[WeightedMetric], *, with_original: bool = True) -> list[dict[str, FloatArray]]:
+    def apply(self, functions: Sequence[WeightedMetric], *, with_original: bool = True) -> list[dict[str, FloatArray]]:
         """Compute metrics on the original sample and on every resample, in parallel.
 
         Args:
-            measures: Functions that compute one or more named values for each resample.
-            with_original: Whether the first value is that of the original sample.
+            functions: Each computes one or more named metrics for each resample.
+            with_original: Whether the first value is computed on the original sample.
 
         Returns:
-            For each function, its values by name: arrays with one value for each resample.
+            For each function, its metrics by name: arrays with one value for each resample.
         """
-        portions = range(0 if with_original else 1, self.n_portions)
+        portions = range(0 if with_original else 1, self.n_portions)  # portion 0 is the original sample
         if not portions:
-            return [{} for _ in measures]
+            return [{} for _ in functions]
 
         def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
-            """Compute all metrics on one portion. The result has one list per block."""
-            blocks = []
-            for weights in self.iter_blocks(number):
-                blocks.append([metric(weights) for metric in measures])
-            return blocks
+            """Call all functions on one portion of the resamples. Return for each block a result per function."""
+            return [[function(weights) for function in functions] for weights in self.iter_weight_blocks(number)]
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
             blocks = list(itertools.chain.from_iterable(pool.map(compute_portion, portions)))
         results = []
-        for metric_blocks in zip(*blocks, strict=True):  # the values of one metric, block by block
-            names = metric_blocks[0]
-            results.append({name: np.concatenate([block[name] for block in metric_blocks]) for name in names})
+        for function_blocks in zip(*blocks, strict=True):  # the metrics of one function, block by block
+            names = function_blocks[0]
+            results.append({name: np.concatenate([block[name] for block in function_blocks]) for name in names})
         return results
 
 
@@ -186,20 +183,20 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
 
     NaN marks missing values. The estimate of a column without values is None.
     """
-    estimates: dict[str, Estimate] = {}  # by column number; metrics are named by text
-    by_size: dict[int, dict[str, FloatArray]] = {}  # columns that share their resamples, by length and column number
-    numbers = [str(number) for number in range(len(columns))]
-    for number, column in zip(numbers, columns, strict=True):
+    names = [str(number) for number in range(len(columns))]  # metrics must have names, so columns get their number
+    estimates: dict[str, Estimate] = {}  # by name
+    by_length: dict[int, dict[str, FloatArray]] = {}  # columns of equal length share their resamples
+    for name, column in zip(names, columns, strict=True):
         known = column[~np.isnan(column)]
         if not len(known):
-            estimates[number] = Estimate(None)
+            estimates[name] = Estimate(None)
         elif len(known) < len(column) or len(column) > LARGE_SAMPLE:
-            estimates[number] = estimate_mean(known, resamples)
+            estimates[name] = estimate_mean(known, resamples)
         else:
-            by_size.setdefault(len(column), {})[number] = column
-    for size, same_size in by_size.items():
-        estimates |= _estimate(functools.partial(_compute_means, same_size), Bootstrap(size, resamples))
-    return [estimates[number] for number in numbers]
+            by_length.setdefault(len(column), {})[name] = column
+    for length, same_length in by_length.items():
+        estimates |= _estimate(functools.partial(_compute_means, same_length), Bootstrap(length, resamples))
+    return [estimates[name] for name in names]
 
 
 def _compute_means(columns: Mapping[str, FloatArray], weights: WeightMatrix) -> dict[str, FloatArray]:
@@ -222,7 +219,10 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
     ranking = NeedRanking(needs)
 
     def compute_quality(weights: WeightMatrix) -> dict[str, FloatArray]:
-        """Compute each metric for each resample. `weights` counts the draws of each question."""
+        """Compute each metric for each resample. `weights` counts how often a resample draws each question.
+
+        `needed` is the truth, whether a question needed retrieval. `needs` are the predictions.
+        """
         areas = ranking.areas(ranking.sort(weights), needed)
         return {
             "auroc": areas["auroc"],
@@ -267,12 +267,12 @@ def bootstrap_p_value(differences: FloatArray) -> float:
     Small values mean: nearly all resamples have the same sign.
 
     Args:
-        differences: Differences between the two systems. The first is measured on the original sample, and is ignored.
-            The others are measured on the resamples.
+        differences: Differences between the two systems. The first difference is that of the original sample, and is
+            ignored. All others are those of the resamples.
     """
     resampled = differences[1:][np.isfinite(differences[1:])]
     if not len(resampled):
         return 1.0
-    # No number of resamples can prove a p-value of 0. So one resample more is counted on each side.
+    # No number of resamples can prove a p-value of 0. So one more resample is counted on each side.
     below, above = np.sum(resampled <= 0) + 1, np.sum(resampled >= 0) + 1
     return float(min(1.0, 2 * min(below, above) / (len(resampled) + 1)))

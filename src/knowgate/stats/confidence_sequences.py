@@ -99,9 +99,10 @@ class MeanConfidenceSequence:
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
-        """Return whether the observations are too large for this true mean.
+        """Return whether `mean` can be ruled out as the true mean, because the observations are too large for it.
 
-        Ville's inequality limits the error to delta / 2.
+        The evidence against `mean` is the average of several supermartingales, one for each lambda. By Ville's
+        inequality, this evidence ever reaches 2 / delta for the true mean with a probability of at most delta / 2.
         """
         log_evidence = LAMBDAS * (total - self.n * mean) - PSI * self.variation  # one value per lambda
         log_mean_evidence = float(np.logaddexp.reduce(log_evidence)) - math.log(len(LAMBDAS))
@@ -131,21 +132,23 @@ class GuaranteeTest:
     bets: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Check the limit and delta, and choose the stakes of the bets."""
+        """Check the limit and delta, and choose the stake of each bet."""
         _check_delta(self.delta)
         if not 0 < self.limit < 1:
             raise BadSetting(f"limit={self.limit} is not allowed: it must be above 0 and below 1.")
-        # Kelly's bet (mean - limit) / (limit * (1 - limit)), for the mean with odds of ratio * limit / (1 - limit).
+        # Each bet is the best one (Kelly's) if the odds of the mean are `ratio` times the odds of the limit. The formula
+        # follows from Kelly's bet (mean - limit) / (limit * (1 - limit)) and odds(mean) = ratio * limit / (1 - limit).
         self.bets = [(ratio - 1) / (1 - self.limit + ratio * self.limit) for ratio in ODDS_RATIOS]
         self.capital = [0.0] * len(ODDS_RATIOS)
 
     def add(self, value: float) -> None:
         """Add an observation between 0 and 1.
 
-        Observations above the limit increase the capital, others reduce it.
+        The test bets that the mean is above the limit. Observations above the limit increase the capital of the bets,
+        observations below the limit reduce it.
         """
         _check_value(value)
-        # The initial capital is bet little by little, so that a late violation need not first win back earlier losses.
+        # The initial capital is bet little by little. So a late violation is found although earlier bets lost.
         new_capital = _unspent_capital(self.n) - _unspent_capital(self.n + 1)
         for number, bet in enumerate(self.bets):
             growth = 1 + bet * (value - self.limit)

@@ -123,7 +123,7 @@ class NeedRanking:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """Index of the first question of each group of equal needs, in sorted order."""
-        return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN: the first always starts one
+        return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN differs from the first need
 
     def sort(self, weights: WeightMatrix) -> WeightMatrix:
         """Transpose the weights and sort them by need, for `auroc` and `areas`.
@@ -147,7 +147,7 @@ class NeedRanking:
             needed: Whether each question really needed retrieval, in the original order.
         """
         positive, negative = self._group(sorted_weights, needed)
-        return self._auroc(positive, negative, below=np.cumsum(negative, axis=0))
+        return self._auroc(positive, negative, negative_up_to=np.cumsum(negative, axis=0))
 
     def areas(self, sorted_weights: WeightMatrix, needed: BoolArray) -> dict[str, FloatArray]:
         """Return the areas under the ROC curve, the precision-recall curve and the risk-coverage curve.
@@ -161,34 +161,33 @@ class NeedRanking:
         """
         positive, negative = self._group(sorted_weights, needed)
         both = positive + negative
-        # Positives and questions up to and including each group, from the lowest need.
-        hits = np.cumsum(positive, axis=0)
-        seen = np.cumsum(both, axis=0)
-        n_positive = hits[-1]
-        total = seen[-1]
-        risk = hits / np.maximum(seen, 1)
-        # Risk counts from the lowest need up, but precision counts from the highest need down. The number of questions
-        # from the top down to a group is the total minus the groups below it.
-        hits_above = n_positive - (hits - positive)
-        seen_above = total - (seen - both)
-        precision = hits_above / np.maximum(seen_above, 1)
+        # Positives and all questions, from the lowest need up to and including each group.
+        positive_up_to = np.cumsum(positive, axis=0)
+        both_up_to = np.cumsum(both, axis=0)
+        n_positive = positive_up_to[-1]
+        n_both = both_up_to[-1]
+        risk = positive_up_to / np.maximum(both_up_to, 1)
+        # Risk counts from the lowest need up, but precision counts from the highest need down to and including each group.
+        positive_down_to = n_positive - positive_up_to + positive
+        both_down_to = n_both - both_up_to + both
+        precision = positive_down_to / np.maximum(both_down_to, 1)
         return {
-            "auroc": self._auroc(positive, negative, below=seen - hits),
+            "auroc": self._auroc(positive, negative, negative_up_to=both_up_to - positive_up_to),
             "auprc": safe_divide(_column_dot(positive, precision), n_positive.astype(np.float64)),
-            "aurc": safe_divide(_column_dot(both, risk), total.astype(np.float64)),
+            "aurc": safe_divide(_column_dot(both, risk), n_both.astype(np.float64)),
         }
 
-    def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, below: WeightMatrix) -> FloatArray:
+    def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, negative_up_to: WeightMatrix) -> FloatArray:
         """Return the AUROC: the share of pairs with the positive ranked above the negative.
 
         Args:
             positive: Weight of the questions that needed retrieval, in each group of equal needs (groups x resamples).
             negative: Weight of the other questions in each group.
-            below: Weight of the negatives in each group and all groups of lower need.
+            negative_up_to: Weight of the negatives in each group and all groups of lower need.
         """
-        pairs = _column_dot(positive, below)
+        pairs = _column_dot(positive, negative_up_to)
         if self.has_ties:
-            pairs -= _column_dot(positive, negative) / 2  # pairs with equal needs count half
+            pairs -= _column_dot(positive, negative) / 2  # pairs with equal needs were counted fully, but count half
         return safe_divide(pairs, _column_sum(positive) * _column_sum(negative))
 
     @property
@@ -197,11 +196,11 @@ class NeedRanking:
         return len(self.starts) < len(self.needs)
 
     def _group(self, sorted_weights: WeightMatrix, needed: BoolArray) -> tuple[WeightMatrix, WeightMatrix]:
-        """Sum the weights of questions with equal needs, for each class.
+        """Sum the weights of each group of questions with equal needs.
 
         Returns:
-            (positive, negative): the sums over the questions that needed retrieval, and over those that did not. Both
-            have one row per group of equal needs.
+            (positive, negative): the sums over the questions that needed retrieval, and over the other questions. Both
+            have the shape groups x resamples.
         """
         positive = sorted_weights * needed[self.order, None].astype(sorted_weights.dtype)
         negative = sorted_weights - positive
@@ -280,8 +279,8 @@ class Frontier:
     Passages are retrieved for the questions with the highest needs first.
 
     Attributes:
-        accuracies: Accuracy if passages are retrieved for k of n questions, for k = 0 to n. Questions with equal needs
-            are retrieved for in random order, so that each has their mean gain.
+        accuracies: Accuracy if passages are retrieved for k of n questions, for k = 0 to n. Ties are broken at random:
+            each question in a group of equal needs counts with the mean gain of the group.
         area: Area under the curve, which is the mean accuracy over all retrieval rates.
         random_area: Area under the curve if the questions to retrieve for are chosen at random.
     """
@@ -309,13 +308,13 @@ def compute_frontier(closed_book_right: BoolArray, open_book_right: BoolArray, n
     n = len(needs)
     # 1 if retrieval helps, 0, or -1 if it harms.
     gains = open_book_right.astype(float) - closed_book_right.astype(float)
-    order = np.argsort(-needs, kind="stable")
-    # Every order within a tie is equally likely, so tied questions share the mean gain of their tie.
-    starts = np.flatnonzero(np.diff(-needs[order], prepend=np.nan) != 0)  # first question of each tie
-    sizes = np.diff(np.append(starts, n))  # number of questions in each tie
-    expected_gains = np.repeat(np.add.reduceat(gains[order], starts) / sizes, sizes)
+    ranking = NeedRanking(-needs)  # the highest need comes first
+    # Within a group of equal needs, every order is equally likely. So each question gets the mean gain of its group.
+    sizes = np.diff(np.append(ranking.starts, n))  # number of questions in each group
+    group_means = np.add.reduceat(gains[ranking.order], ranking.starts) / sizes
+    expected_gains = np.repeat(group_means, sizes)
     accuracies = (closed_book_right.sum() + np.concatenate([[0.0], np.cumsum(expected_gains)])) / n
-    area = (accuracies[:-1] + accuracies[1:]).mean() / 2
+    area = (accuracies[:-1] + accuracies[1:]).mean() / 2  # by the trapezoidal rule
     random_area = (accuracies[0] + accuracies[-1]) / 2
     return Frontier(accuracies, float(area), float(random_area))
 

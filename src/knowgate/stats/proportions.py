@@ -25,9 +25,9 @@ class Proportion:
     Attributes:
         hits: Number of hits, that is, cases with the counted property.
         n: Number of all cases.
-        value: hits / n; None if n is 0, as are the ends of the interval.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+        value: hits / n; None if n is 0.
+        low: Lower end of the interval; None if n is 0.
+        high: Upper end of the interval; None if n is 0.
     """
 
     hits: int
@@ -183,7 +183,7 @@ class PairedComparison:
     Attributes:
         gate: Name of the first gate.
         against: Name of the second gate, which the first is compared with.
-        difference: Accuracy of the first gate minus that of the second.
+        difference: Accuracy of the first gate minus accuracy of the second gate.
         low: Lower end of the 95 % interval of the difference.
         high: Upper end of the 95 % interval of the difference.
         p_bootstrap: Bootstrap p-value of the hypothesis that the difference is 0.
@@ -213,15 +213,15 @@ def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
         second: Whether the second system answers each question correctly.
 
     Returns:
-        The p-value, the number of questions that only the first system answers correctly, and the number of those that
-        only the second system answers correctly.
+        The p-value, the number of questions that only the first system answers correctly, and the number of questions
+        that only the second system answers correctly.
     """
     with require_extra("comparing gates", "train"):
         from scipy.special import betainc  # `scipy.stats` takes a second to import
     only_first, only_second = int(np.sum(first & ~second)), int(np.sum(second & ~first))
     n = only_first + only_second
     smaller = min(only_first, only_second)
-    # Twice the probability of at most `smaller` heads in n tosses. Where both are equal, that is more than 1.
+    # Twice the probability of at most `smaller` heads in n tosses of a coin. For equal numbers, this is more than 1.
     p_value = min(1.0, 2 * float(betainc(n - smaller, smaller + 1, 0.5))) if n else 1.0
     return p_value, only_first, only_second
 
@@ -229,7 +229,7 @@ def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
 def holm_correction(p_values: Sequence[float]) -> list[float]:
     """Return the p-values corrected for multiple tests (Holm 1979).
 
-    The smallest of n p-values is multiplied by n.
+    The smallest of n p-values is multiplied by n, the next by n - 1, and so on.
     """
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(p_values), 0, -1)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from knowgate.core.options import Options, option, with_options
 from knowgate.errors import BadSetting
-from knowgate.gates.fusion import compute_margin, name_judge
+from knowgate.gates.fusion import compute_log_odds, name_judge
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.fusion import fit_fusion
@@ -101,7 +101,7 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
     if not 1 <= len(judges) <= MAX_JUDGES:
         raise BadSetting(f"a stack (gate made of judges) takes 1 to {MAX_JUDGES} judges, not {len(judges)}.")
     indices = range(len(examples.rows))
-    margins = {name_judge(number): compute_margin(judge.raw(indices)) for number, judge in enumerate(judges)}
+    margins = {name_judge(number): compute_log_odds(judge.raw(indices)) for number, judge in enumerate(judges)}
     fusion = fit_fusion(examples, cheap=cheap, margins=margins)
     known = select_known_target(examples)
     files: dict[str, bytes] = {}

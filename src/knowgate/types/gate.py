@@ -67,7 +67,8 @@ RENAMED_MEMBERS = {
 class Gate(ABC):
     """Scores how much each question needs retrieval.
 
-    It reads signals of the LLM, such as a draft answer or log-probabilities. A gate with options is a frozen dataclass.
+    A gate reads signals of the LLM, such as a draft answer or log-probabilities. A gate with options is a frozen
+    dataclass.
 
     Example:
         >>> class ShortGate(Gate):
@@ -161,7 +162,7 @@ class Gate(ABC):
     # --- input besides the signals ----------------------------------------------------------------
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Return similar logged questions for each question. `score` gets them in `Reading.neighbors`."""
+        """Return for each question similar questions from the log. `score` gets them in `Reading.neighbors`."""
         return [() for _ in questions]
 
     @default_property
@@ -172,13 +173,13 @@ class Gate(ABC):
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         """Return prompts with fixed answer words (labels), such as yes and no.
 
-        `score` gets their logits in `Reading.labels`.
+        `score` gets the logits of the labels in `Reading.labels`.
         """
         return []
 
     @default_property
     def recorded_signal(self) -> str:
-        """Name under which label runs record the gate's own signal. Empty if they record none."""
+        """Name under which label runs record the LLM's answer to the gate's prompts; '' if they do not record it."""
         return ""
 
     # --- output besides the score -----------------------------------------------------------------

@@ -90,10 +90,10 @@ class Model(ModelIdentity, Protocol):
         """Return whether each prompt fits into the context window with its answer. Unknown sizes count as fitting."""
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return how probably the LLM continues each prompt with each label (answer word).
+        """Return how probably the LLM answers with each label (answer word) at the end of each piece of a prompt.
 
         Args:
-            prompts: Prompts in one or more pieces. At the end of each piece, the LLM answers with a label.
+            prompts: Prompts of one or more pieces. Each piece ends where the LLM answers with a label.
             labels: Answer words, such as yes and no.
 
         Returns:
@@ -112,7 +112,7 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Searches for passages. Retrievers of your own are never called concurrently, but from different threads."""
+    """Searches for passages. A retriever of your own is called from different threads, but never concurrently."""
 
     @property
     def name(self) -> str: ...
@@ -177,7 +177,10 @@ class ServedModel(Protocol):
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Whether logits of labels (answer words) can be read inside a prompt. Needed for several `parts`."""
+        """Whether the probability of a label (answer word) can also be read inside a prompt, not only at its end.
+
+        `label_logits` needs this for a `LabelPrompt` with several `parts`.
+        """
 
     def check_request(self, request: SignalRequest, /) -> None:
         """Raise UnsupportedSignal if the request needs something that the server does not return."""
@@ -242,7 +245,7 @@ class Belief:
 class Arbiter(Protocol):
     """Chooses between the answers without passages (closed-book) and with passages (open-book).
 
-    Subclasses implement `name`, `fingerprint` and `estimate`. It is called only if the answers differ.
+    Subclasses implement `name`, `fingerprint` and `estimate`. `estimate` is called only if the two answers differ.
     """
 
     @property
@@ -282,5 +285,5 @@ class Arbiter(Protocol):
         return self
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether this beginning makes the answer with passages a sure choice. It can then be streamed."""
+        """Return whether an answer with passages that begins like this is sure to be chosen, so it can be streamed."""
         return False

@@ -110,9 +110,9 @@ class Token:
 
     Attributes:
         text: Text of the token.
-        logprob: Its log-probability.
+        logprob: Log-probability of the token.
         entropy: Entropy over the vocabulary in nats; None if the server returns only the top tokens.
-        margin: Probability of the most probable token minus that of the second most probable one.
+        margin: Probability of the most probable token minus the probability of the second most probable token.
     """
 
     text: str
@@ -148,7 +148,7 @@ class Sampling:
     """Sampling parameters. By default tokens are drawn from the whole distribution.
 
     Attributes:
-        temperature: Sampling temperature. It is applied before `top_p` and `top_k`.
+        temperature: Sampling temperature, applied before `top_p` and `top_k`.
         top_p: Draw from the smallest set of most probable tokens whose probabilities add up to this; 1 for all tokens.
         top_k: Draw from this many of the most probable tokens; 0 for all tokens.
     """
@@ -169,8 +169,9 @@ class SignalRequest:
 
     Attributes:
         draft_tokens: Maximum length of the draft in tokens; 0 for no draft.
-        layers: Layers whose hidden states to return. 0 is the embedding; negative numbers count from the last layer.
-        after_draft: Also return the hidden states at the last token of the draft.
+        layers: Layers whose hidden states at the last token of the prompt are returned. 0 is the embedding; negative
+            numbers count from the last layer.
+        after_draft: Whether the hidden states at the last token of the draft are returned, too.
         samples: Number of sampled answers.
         sample_tokens: Maximum length of a sampled answer in tokens.
         sampling: Sampling parameters of the sampled answers.
@@ -250,7 +251,7 @@ class Reading:
         signals: Numbers by name that a label run (recorded answers) stores in place of larger signals, such as the
             uncertainty in place of hidden states.
         resume: Handle with which `Model.generate` continues the draft without processing the prompt again; None if the
-            LLM cannot.
+            LLM cannot continue drafts.
         sample_states: Hidden state at the end of each sampled answer (samples x dimensions).
     """
 
@@ -269,7 +270,7 @@ class DecisionNote(StrEnum):
     """Machine-readable remark about how a decision was carried out."""
 
     NOTHING_FOUND = "nothing found"  # the retriever returned no passages
-    PASSAGES_USELESS = "passages useless"  # the passage filter dropped them
+    PASSAGES_USELESS = "passages useless"  # the passage filter dropped the passages
     NO_PASSAGE_FITS = "no passage fits"  # no passage fits into the context window
     NOT_RERANKED = "not reranked"  # the reranker was skipped, because the retriever's scores were clear enough
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
@@ -295,7 +296,7 @@ class Decision:
         raw: Score of a fitted gate before calibration; None for other gates.
         distance: Distance to the questions that the gate was fitted on; above 1 is farther than 99 % of them. None if
             unknown.
-        rule: Name of the rule that decided instead of the gate; empty if none did.
+        rule: Name of the rule that decided instead of the gate; empty if the gate decided.
     """
 
     retrieve: bool
@@ -335,9 +336,9 @@ class ArbiterChoice:
         reason: Explanation in words.
         closed: Text of the closed-book answer.
         open: Text of the open-book answer.
-        closed_probability: Probability that the closed-book answer is correct. None if the two answers agree, because
-            the arbiter is not called then.
-        open_probability: Probability that the open-book answer is correct; None in the same case.
+        closed_probability: Probability that the closed-book answer is correct. None if the two answers agree, so that
+            the arbiter is not called.
+        open_probability: Probability that the open-book answer is correct. None if the two answers agree.
     """
 
     is_closed_book: bool

@@ -47,7 +47,7 @@ def test_a_threshold_with_an_arbiter_gives_the_counts_worked_out_by_hand(thresho
 
 
 def test_questions_harmed_by_the_arbiter_are_harmed_by_skipping():
-    assert (FOUR.harmed_anyway <= FOUR.harmed).all()
+    assert (FOUR.harmed_if_retrieved <= FOUR.harmed_if_skipped).all()
 
 
 def test_without_an_arbiter_the_answer_after_retrieval_is_the_open_book_one():

@@ -38,7 +38,7 @@ def test_harmed_questions_are_counted_up_to_the_threshold():
 
 def test_only_an_open_right_and_closed_wrong_answer_is_harm():
     found = GateOutcomes(np.zeros(4), np.array([True, True, False, False]), np.array([True, False, True, False]))
-    assert found.harmed.tolist() == [False, False, True, False]
+    assert found.harmed_if_skipped.tolist() == [False, False, True, False]
 
 
 def test_the_p_value_is_the_binomial_probability_of_so_few_harms():
@@ -150,7 +150,7 @@ def mapie_controller(found, epsilon, delta, grid):
         list_predict_params=1 - grid,
         fwer_method="fixed_sequence",
     )
-    return controller.calibrate(found.needs[:, None], found.harmed.astype(int))
+    return controller.calibrate(found.needs[:, None], found.harmed_if_skipped.astype(int))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -10,7 +10,7 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.rules import rule_set
-from knowgate.gates.rules.rule_set import PatternTime, load_rules
+from knowgate.gates.rules.rule_set import PatternTimeBudget, load_rules
 from knowgate.models.prompts.questions import is_follow_up
 from tests.support.params import also_slow
 
@@ -238,7 +238,7 @@ def _is_linear(work, frame, piece):
 @pytest.mark.parametrize("piece", HOSTILE_PIECES, ids=ascii)
 def test_packaged_patterns_take_linear_time(piece, monkeypatch):
     monkeypatch.setattr(rule_set, "PACKAGED_RULE_CHARS", 10**9)  # no cut: the patterns read the whole text
-    works = {rule.name: partial(rule.matches, time_left=PatternTime()) for rule in load_rules().rules} | {
+    works = {rule.name: partial(rule.matches, budget=PatternTimeBudget()) for rule in load_rules().rules} | {
         "follow-up": is_follow_up
     }
     for name, work in works.items():
@@ -270,12 +270,12 @@ def test_a_slow_pattern_of_the_user_is_skipped_in_time(tmp_path, caplog):
 def test_slow_patterns_have_one_time_limit_for_a_list_of_questions(tmp_path):
     text = "[[rule]]\nname = 'slow'\naction = 'skip'\npatterns = ['(a|aa|b)+$', '(x|xx)+$']\n"
     rules = load_rules(written(tmp_path, text))
-    list_time = PatternTime(0.1)
+    shared_budget = PatternTimeBudget(0.1)
     start = time.perf_counter()
-    matches = [rules.decide("a" * 3_000 + "!", list_time) for _ in range(100)]
+    matches = [rules.decide("a" * 3_000 + "!", shared_budget) for _ in range(100)]
     assert time.perf_counter() - start < 3  # without the limit for the list, at least 100 times 50 ms
     assert matches == [None] * 100
-    assert rules.decide("aaab", list_time).rule == "slow"  # a pattern that matches at once is not slow
+    assert rules.decide("aaab", shared_budget).rule == "slow"  # a pattern that matches at once is not slow
 
 
 def test_packaged_rules_read_both_ends_of_a_long_text():

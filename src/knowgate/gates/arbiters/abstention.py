@@ -89,9 +89,9 @@ class RulesArbiter(Arbiter):
         return any(phrase in start for phrase in self.phrases)
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Prefer the answer without passages only where the other one says that it does not know.
+        """Prefer the answer without passages if only the answer with passages says that it does not know.
 
-        Equal probabilities mean: use the answer with passages.
+        Otherwise, both answers get the same probability, which means to use the answer with passages.
         """
         beliefs = []
         for pair in answers:

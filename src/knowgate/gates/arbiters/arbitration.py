@@ -33,17 +33,17 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
     Raises:
         ModelError: The arbiter did not return one belief per pair, or returned numbers outside [0, 1].
     """
-    beliefs = [_reject_empty_answer(pair) for pair in answers]
-    uncertain = [index for index, pair in enumerate(answers) if beliefs[index] is None and not answers_agree(pair)]
-    if uncertain:
-        estimated = _estimate(arbiter, [answers[index] for index in uncertain])
-        for index, belief in zip(uncertain, estimated, strict=True):
+    beliefs = [_prefer_non_empty(pair) for pair in answers]  # None: both answers have text, or none
+    undecided = [index for index, pair in enumerate(answers) if beliefs[index] is None and not answers_agree(pair)]
+    if undecided:
+        estimated = _estimate(arbiter, [answers[index] for index in undecided])
+        for index, belief in zip(undecided, estimated, strict=True):
             beliefs[index] = belief
     return beliefs
 
 
-def _reject_empty_answer(pair: AnswerPair) -> Belief | None:
-    """Return that the answer with text is better, if the other one is empty. Otherwise return None."""
+def _prefer_non_empty(pair: AnswerPair) -> Belief | None:
+    """Return the belief that the non-empty answer is better; None unless exactly one of the two answers is empty."""
     if pair.closed.is_empty == pair.open.is_empty:
         return None
     if pair.open.is_empty:
@@ -96,7 +96,7 @@ def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterCho
     Args:
         arbiter: Name of the arbiter.
         pair: The closed-book answer (without passages) and the open-book answer (with passages).
-        belief: How probably each of them is right. None if they agree; then the open-book answer is chosen.
+        belief: How probably each answer is right. None if both answers agree; then the open-book answer is chosen.
     """
     closed_book, open_book = pair.closed.text, pair.open.text
     if belief is None:

@@ -30,15 +30,12 @@ MIN_PROBABILITY = 1e-6
 
 
 def _read_words(answer: str) -> list[str]:
-    """Return the words of an answer; of a very long one, those at the beginning."""
+    """Return the words of an answer. Of a very long answer, only the beginning is read."""
     return tokenize(cut_answer(answer))
 
 
 def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], float]) -> float | None:
-    """Return the logarithm of a statistic of an answer's token probabilities.
-
-    None means: the LLM gave no probabilities.
-    """
+    """Return the logarithm of a statistic of an answer's token probabilities; None if the LLM gave no probabilities."""
     if answer.tokens is None:
         return None
     probability = statistic(answer.tokens) if answer.tokens else 0.0
@@ -52,7 +49,7 @@ def _question_overlap(answer: Completion, pair: AnswerPair) -> float:
 
 
 def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
-    """Return the share of passages with the answer in them, or None without passages."""
+    """Return the share of the passages that contain the answer; None without passages."""
     if not pair.passages:
         return None
     words = " ".join(_read_words(answer.text))
@@ -78,7 +75,7 @@ def _rank_scores(pair: AnswerPair) -> list[float]:
 
 
 def _score_lead(pair: AnswerPair) -> float | None:
-    """Return how far the best retrieval score leads the second best. This is (best - second) / best."""
+    """Return how far the best retrieval score is above the second best, as (best - second) / best."""
     scores = _rank_scores(pair)
     if len(scores) < 2:
         return 1.0 if scores else None
@@ -171,7 +168,7 @@ class FeaturesArbiter(FittedArbiter):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the features or tensors of the arbiter are wrong.
 
-        Each side, closed-book and open-book, has a classifier.
+        There are two classifiers: for answers without passages (closed-book) and with passages (open-book).
         """
         names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):

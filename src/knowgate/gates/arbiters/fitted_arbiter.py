@@ -90,8 +90,8 @@ class FittedArbiter(FittedComponent, Arbiter):
         model = self.artifact.manifest["model"]["name"]
         return f"<{type(self).__name__} {self.artifact.path.name}: for {model}>"
 
-    def check_folder(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the content of the folder is wrong."""
+    def check_artifact(self, tensors: TensorValidator) -> None:
+        """Check the options and all tensors of the arbiter. Raise BadInput if something is wrong or unknown."""
         self.check(tensors)
         tensors.reject_unknown()
 

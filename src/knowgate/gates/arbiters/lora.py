@@ -40,8 +40,8 @@ class LoraArbiter(FittedArbiter):
 
     The judge answers Yes or No, and P(right) = P(Yes) / (P(Yes) + P(No)).
 
-    Needs: the texts of both answers. Passages if it was fitted with them. Cost per question: each judge model reads 70
-    tokens plus both answers twice. Answers that agree cost nothing.
+    Needs: the texts of both answers; also the passages if the judge was fitted with them. Cost per question: two
+    prompts for each judge model, each of 70 tokens plus both answers. Answers that agree cost nothing.
     """
 
     def check(self, tensors: TensorValidator) -> None:
@@ -70,7 +70,7 @@ class LoraArbiter(FittedArbiter):
 def encode_answer_pairs(
     judge: CausalJudge, answers: Sequence[AnswerPair], side: str, tokens: int, passages: int
 ) -> list[LabelPromptTokens]:
-    """Tokenize prompts for the judge. Each asks whether one of two answers is right.
+    """Tokenize a prompt for each pair of answers. The prompt asks the judge whether one of the two answers is right.
 
     Args:
         judge: The judge.

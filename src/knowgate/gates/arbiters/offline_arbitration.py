@@ -131,8 +131,8 @@ def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -
 
     Args:
         table: The label table.
-        arbiter: An arbiter, its spec or folder. Any other text is looked for among the arbiters whose beliefs (the
-            probabilities that the answers are right) are recorded in the label runs. Such an arbiter is not loaded.
+        arbiter: An arbiter, its spec or its folder. Any other text is the name of an arbiter whose results are recorded
+            in the label runs of the table. Such an arbiter is not loaded.
         plug_in: Accept an arbiter that was fitted on a different LLM.
 
     Raises:
@@ -175,11 +175,11 @@ def _complete_beliefs(
 
 
 def _read_arbiter_beliefs(run: Path, named: _NamedArbiter) -> RecordedBeliefs:
-    """Read the beliefs of one arbiter from a label run. They are empty if none are recorded."""
+    """Read from a label run how probably each answer is right, according to an arbiter. Empty if not recorded."""
     for beliefs in read_beliefs(run):
         if (beliefs.arbiter, beliefs.fingerprint) == (named.name, named.fingerprint):
             return beliefs
-    return RecordedBeliefs(named.name, named.fingerprint, {}, {})
+    return RecordedBeliefs(named.name, named.fingerprint, closed={}, open={})
 
 
 def _judge_rows(

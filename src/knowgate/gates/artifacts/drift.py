@@ -54,7 +54,8 @@ QUESTIONS_KEY = "questions"  # metadata field of the reference file that holds t
 def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
     """Choose the features for comparing a question with the training questions.
 
-    'look' means features such as the question's length.
+    These are the hidden states of the lowest layer that the gate reads. If the gate reads none, they are surface
+    features of the text ('look'), such as its length.
 
     Args:
         layers: The layers whose hidden states the gate reads.
@@ -71,8 +72,8 @@ def read_distance_features(
     """Return the features for comparing questions with the training questions.
 
     Args:
-        source: The field `distance` of the manifest: 'state' is a hidden state of the LLM, 'look' are features of the
-            text, such as its length.
+        source: The field `distance` of the manifest. Its key `of` is 'state' for the hidden states of a layer, or 'look'
+            for features of the text, such as its length.
         questions: The questions.
         readings: Signals of the LLM for each question, with its hidden states.
     """
@@ -94,6 +95,7 @@ def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any]
     width = tensors.require(f"{DISTANCE_PREFIX}mean", expected_width).shape[0]
     tensors.require(f"{DISTANCE_PREFIX}scale", width, positive=True)
     n_directions = tensors.require(f"{DISTANCE_PREFIX}directions", width, None).shape[1]
+    # 'along' and 'across' are variances in the principal and in all other directions. 'edge' is a quantile of distances.
     for name, size in (("along", n_directions), ("across", 1), ("edge", 1)):
         tensors.require(f"{DISTANCE_PREFIX}{name}", size, positive=True)
 
@@ -118,21 +120,22 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
     axes = _find_principal_axes((rows - mean) / scale)
     arrays = {"mean": mean, "scale": scale, **axes, "edge": np.array([1.0])}
     tensors = {f"{DISTANCE_PREFIX}{name}": array.astype(np.float32) for name, array in arrays.items()}
-    # With an edge of 1, the distances are not yet divided by that of the farthest held-out questions.
+    # Distances are divided by the edge. So an edge of 1 gives the distances from whose quantile the real edge follows.
     edge = float(np.quantile(compute_distances(tensors, held_out), EDGE_QUANTILE))
     tensors[f"{DISTANCE_PREFIX}edge"] = np.array([max(edge, MIN_DEVIATION)], dtype=np.float32)
     return tensors
 
 
 def _find_principal_axes(standardized: FloatArray) -> dict[str, FloatArray]:
-    """Find the principal directions of features, with the variances along and across them."""
+    """Find the principal directions of features, their variances, and the mean variance in all other directions."""
     n_rows, n_features = standardized.shape
     variances, directions = np.linalg.eigh(standardized.T @ standardized / n_rows)
-    variances = variances[::-1]  # eigh returns them in increasing order, but the largest come first here
+    # eigh returns the smallest variance first, but here the largest comes first.
+    variances, directions = variances[::-1], directions[:, ::-1]
     count = max(1, min(MAX_DIRECTIONS, n_features // 2, n_rows // 4))
     variance_across = float(variances[count:].mean()) if n_features > count else 0.0
     return {
-        "directions": directions[:, ::-1][:, :count],
+        "directions": directions[:, :count],
         "along": np.maximum(variances[:count], MIN_DEVIATION),
         "across": np.array([max(variance_across, MIN_DEVIATION)]),
     }
@@ -151,8 +154,10 @@ def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
     x = (features.astype(np.float64) - get("mean")) / get("scale")
     components = (x @ get("directions")) ** 2  # squared, one column per principal direction
     remaining = np.maximum((x**2).sum(axis=1) - components.sum(axis=1), 0.0)  # squared, in all other directions
+    # Each component is divided by its variance: 'along' its principal direction, or 'across' all of them.
     squared_distance = (components / get("along")).sum(axis=1) + remaining / get("across")[0]
-    return np.asarray(np.sqrt(squared_distance) / get("edge")[0])
+    edge = get("edge")[0]  # the 99 % quantile of the distances of held-out questions
+    return np.asarray(np.sqrt(squared_distance) / edge)
 
 
 def compute_far_share(distances: Sequence[float | None]) -> float | None:
@@ -277,7 +282,7 @@ def _parse_question(record: Mapping[str, Any]) -> Question:
 
 
 def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPrompts, request: SignalRequest) -> str:
-    """Check that a server runs the LLM of a gate. Its hidden states must equal the stored ones.
+    """Check that a server runs the LLM of a gate: the server's hidden states must equal the stored states.
 
     Args:
         artifact: The fitted gate.
@@ -323,6 +328,8 @@ def measure_state_agreement(
 ) -> StateAgreement:
     """Compare the hidden states of a server with the stored states of a gate.
 
+    A question matches if, in every layer, the server's state is nearest to the stored state of the same question.
+
     Args:
         reference: The stored questions and states.
         readings: What the server returns for these questions, in the same order.
@@ -332,16 +339,16 @@ def measure_state_agreement(
         The worst agreement over all layers; no agreement at all if the states have different sizes.
     """
     min_cosine = 1.0
-    is_nearest = np.ones(len(readings), dtype=bool)
+    matches = np.ones(len(readings), dtype=bool)
     for layer in layers:
         expected = reference.states[layer]
         actual = np.stack([reading.hidden[layer] for reading in readings])
         if expected.shape != actual.shape:
-            return StateAgreement(0.0, 0, len(readings))
+            return StateAgreement(cosine=0.0, nearest=0, n=len(readings))
         cosines = (_normalize(expected) * _normalize(actual)).sum(axis=1)
         min_cosine = min(min_cosine, float(cosines.min()))
-        is_nearest &= _mark_nearest(expected, actual)
-    return StateAgreement(min_cosine, int(is_nearest.sum()), len(readings))
+        matches &= _mark_nearest(expected, actual)
+    return StateAgreement(min_cosine, nearest=int(matches.sum()), n=len(readings))
 
 
 def _mark_nearest(expected: Vector, actual: Vector) -> BoolArray:

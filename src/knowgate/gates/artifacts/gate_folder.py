@@ -151,18 +151,11 @@ def _read_manifest(file: Path, artifact_format: ArtifactFormat, make_error: Make
         )
     if not is_intact:
         raise make_error(f"{file.name} was edited by hand (to change the threshold, use `knowgate calibrate`)")
-    _check_manifest_fields(manifest, file.name, artifact_format, make_error)
-    return manifest
-
-
-def _check_manifest_fields(
-    manifest: Mapping[str, Any], file_name: str, artifact_format: ArtifactFormat, make_error: MakeError
-) -> None:
-    """Raise an error if a field of a manifest is missing or wrong."""
     try:
-        artifact_format.read_manifest(manifest, file_name)
+        artifact_format.read_manifest(manifest, file.name)
     except BadInput as error:
         raise make_error(str(error)) from None
+    return manifest
 
 
 def _read_tensors(file: Path, manifest: Mapping[str, Any], make_error: MakeError) -> Tensors:
@@ -200,7 +193,7 @@ def write_artifact(
     """
     check_replaceable(path, artifact_format.manifest_file, f"a fitted {artifact_format.kind}")
     contents = dict(files or {})
-    weights = b""  # the digest of a gate or arbiter without weights is that of no bytes
+    weights = b""  # without weights, the digest is computed from an empty file
     if tensors:
         weights = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
         contents[WEIGHTS_FILE] = weights
@@ -226,14 +219,14 @@ def revise_artifact(
     out: Path,
     folders: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write a gate or arbiter with the same weights and a new manifest. It may replace the old folder.
+    """Write a gate or arbiter with the same weights and a new manifest, to a new folder or in place.
 
     Args:
         artifact: The artifact to start from.
         manifest: The new manifest.
         texts: Text files to write, by name.
         out: Target folder; may be the folder of `artifact`.
-        folders: Folders to move into the target, by name. They replace folders of the same name.
+        folders: Folders to move into the target, by name. Folders of the same name are replaced.
     """
     in_place = out.exists() and out.resolve() == artifact.path.resolve()
     if not in_place:
@@ -266,7 +259,7 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any], artifact_format: 
 
 
 def compute_checksum(manifest: Mapping[str, Any]) -> str:
-    """Compute the checksum of a manifest's fields. It also identifies an arbiter."""
+    """Compute the checksum of a manifest's fields, which is also the fingerprint of an arbiter."""
     fields = [f"{key}={json.dumps(manifest[key])}" for key in sorted(manifest) if key != "checksum"]
     return sha256_text(*fields)[:16]
 
@@ -274,13 +267,13 @@ def compute_checksum(manifest: Mapping[str, Any]) -> str:
 def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plug_in: bool) -> str:
     """Check that a gate or arbiter was fitted on this model and these prompts.
 
-    For imported answers, only model names are compared.
+    If the gate or arbiter was fitted on imported answers (recorded by another program), only model names are compared.
 
     Args:
         artifact: The fitted gate or arbiter.
         model: The model.
         prompts: Fingerprint of the answer prompts.
-        plug_in: Use the gate or arbiter even if it was fitted on another model or other prompts.
+        plug_in: Accept a gate or arbiter that was fitted on another model or other prompts.
 
     Returns:
         A note for decisions if `plug_in` accepted a mismatch, else ''.
@@ -292,7 +285,7 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     fitted_prompts = artifact.manifest["prompts"]
     if (fitted_on["fingerprint"], fitted_prompts) == (model.fingerprint, prompts):
         return ""
-    if _is_import_of(str(fitted_on["name"]), model):
+    if _may_be_import_of(str(fitted_on["name"]), model):
         return ""
     if plug_in:
         return f"plug-in, fitted on {fitted_on['name']}"
@@ -308,9 +301,10 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     )
 
 
-def _is_import_of(recorded_name: str, model: ModelIdentity) -> bool:
-    """Return whether a name stands for imported answers of this model."""
+def _may_be_import_of(recorded_name: str, model: ModelIdentity) -> bool:
+    """Return whether `recorded_name` names answers that were imported, not generated, and may be from this model."""
     has_same_name = strip_model_prefix(recorded_name) == strip_model_prefix(model.name)
+    # A server without a configured model name may run any LLM, so the imported answers may be from it.
     return is_recorded_model(recorded_name) and (has_same_name or model.fingerprint == UNNAMED_FINGERPRINT)
 
 

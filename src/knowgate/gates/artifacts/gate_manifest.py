@@ -15,7 +15,8 @@ from knowgate.types import Signal
 MAX_TOKENS = 1_000_000  # larger numbers in a manifest are rejected as errors
 MAX_SAMPLES = 10_000
 StatePosition = Literal["pre", "post"]  # "pre": hidden state before the answer; "post": after the draft
-LossForm = Literal["harm", "net"]  # "harm" ignores answers that skipping gains, "net" subtracts them from the loss
+# How to count the loss of a gate: "harm" counts the lost right answers, "net" also subtracts the gained right answers.
+LossForm = Literal["harm", "net"]
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class FittedManifest:
 class GateManifest(FittedManifest):
     """Content of `gate.json`.
 
-    At most one of `guarantee`, `budget` and `accuracy` is set. It shows how the threshold was chosen.
+    At most one of `guarantee`, `budget` and `accuracy` is set.
     """
 
     gate: str  # kind of gate, such as 'probe'
@@ -167,15 +168,15 @@ class GateManifest(FittedManifest):
     target: str = ""  # what the gate was trained to predict
     base_rate: UnitInterval | None = None  # share of training questions that need retrieval
     test_rate: UnitInterval | None = None  # base rate of the test split
-    sets: Mapping[str, RunMetricsRecord] = field(default_factory=dict)  # by label run
+    sets: Mapping[str, RunMetricsRecord] = field(default_factory=dict)  # quality on each label run, by its name
     synthetic: NonNegativeInt = 0  # training questions that an LLM wrote
-    distance: DistanceRecord | None = None  # None in gates of older versions
+    distance: DistanceRecord | None = None  # how to detect unusual questions; None in gates of older versions
     reference: bool = False  # whether training questions and their hidden states are stored in the folder
-    guarantee: GuaranteeRecord | None = None
-    budget: BudgetRecord | None = None
-    accuracy: EvidenceRecord | None = None
-    calibrated: bool = True  # False if no open-book answers back the threshold
-    test_counts: CountsRecord | None = None  # what the threshold does to the test split
+    guarantee: GuaranteeRecord | None = None  # the threshold was chosen for a guaranteed maximum loss of accuracy
+    budget: BudgetRecord | None = None  # the threshold was chosen for a maximum share of retrieved questions
+    accuracy: EvidenceRecord | None = None  # the threshold was chosen for the most right answers
+    calibrated: bool = True  # False if there were no answers with passages to choose the threshold by
+    test_counts: CountsRecord | None = None  # results with this threshold on the test split
     policy: PolicyRecord | None = None  # set if gate, arbiter and threshold were chosen together
 
 
@@ -201,9 +202,10 @@ class ThresholdCounts:
         right: Number of right answers with the gate, and the arbiter if there is one.
         right_always: Number of right answers if always retrieving.
         right_never: Number of right answers if never retrieving.
-        harmed: Number of questions that always retrieving answers right and the gate answers wrong.
-        gained: Number of questions that the gate answers right and always retrieving answers wrong.
-        right_chosen: Number of right answers if always retrieving and then using the arbiter; None without an arbiter.
+        harmed: Number of questions that are answered right with always retrieving, but wrong with the gate.
+        gained: Number of questions that are answered wrong with always retrieving, but right with the gate.
+        right_chosen: Number of right answers if always retrieving, and then using the arbiter, which chooses between
+            the answers without and with passages; None without an arbiter.
     """
 
     n: Annotated[int, NumberRange(1)]
@@ -235,7 +237,13 @@ class CountsRecord(ThresholdCounts):
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverRecord:
-    """Name and fingerprint of a retriever or reranker, as far as known. A reranker chose from `candidates` passages."""
+    """Name and fingerprint of a retriever or reranker; None if unknown.
+
+    Attributes:
+        name: Name of the retriever or reranker.
+        fingerprint: Fingerprint of the retriever or reranker.
+        candidates: Number of passages that the reranker chooses from; None for a retriever.
+    """
 
     name: str | None
     fingerprint: str | None
@@ -244,7 +252,7 @@ class RetrieverRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedAnswersRecord:
-    """Upper bound on the share of answers changed by a gate. The comparison is with always retrieving.
+    """Upper bound on the share of answers that differ between a gate and always retrieving.
 
     Attributes:
         n: Number of held-out questions.
@@ -271,18 +279,18 @@ class EvidenceRecord:
     grader: str  # who graded the answers
     runs: tuple[str, ...]  # label runs: folders of graded answers
     created: str  # date
-    chosen_on: CountsRecord  # what the threshold does to the questions that it was chosen on
-    held_out: CountsRecord | None = None  # the same for questions that were held out
-    n: NonNegativeInt = 0  # number of questions that it was chosen on
-    data_hash: str = ""  # digest of their grades
+    chosen_on: CountsRecord  # results with the threshold on the questions that it was chosen on
+    held_out: CountsRecord | None = None  # results on held-out questions
+    n: NonNegativeInt = 0  # number of questions that the threshold was chosen on
+    data_hash: str = ""  # digest of the grades of these questions
     max_tokens: Annotated[int, NumberRange(1)] | None = None  # maximum length of an answer
     open_prompts: str | None = None  # fingerprint of the prompts with passages
     reranker: RetrieverRecord | None = None  # None without a reranker
     left_out: Mapping[str, int] = field(default_factory=dict)  # number of unused questions, by reason
     seed: int = 0  # of the split into chosen_on and held_out
     arbiter: ModelRecord | None = None  # None without an arbiter
-    changed: ChangedAnswersRecord | None = None
-    test_only: bool = False  # the threshold was chosen on other questions, and only tested on these
+    changed: ChangedAnswersRecord | None = None  # how many answers the gate changes; None if not measured
+    test_only: bool = False  # whether `chosen_on` only tests a threshold that was chosen on other questions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,12 +300,12 @@ class LossTest:
     Attributes:
         epsilon: Maximum loss of accuracy.
         delta: Maximum probability that the guarantee is wrong.
-        harmed: Questions that the threshold answers wrong and always retrieving answers right.
+        harmed: Number of questions that are answered right with always retrieving, but wrong with the gate.
         p_value: p-value of the test at the threshold.
-        form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
-        gained: Questions that the threshold answers right and always retrieving answers wrong.
-        proven: Whether the guarantee holds. It can be False only with an arbiter, whose choices may lose more than
-            `epsilon` even if passages are always retrieved.
+        form: 'harm' counts the harmed questions as the loss, 'net' the harmed minus the gained questions.
+        gained: Number of questions that are answered wrong with always retrieving, but right with the gate.
+        proven: Whether the guarantee holds. Without an arbiter, it always does, because some threshold always retrieves
+            and loses nothing. An arbiter (chooses between two answers) may lose too much even then.
     """
 
     epsilon: UnitInterval
@@ -316,7 +324,7 @@ class GuaranteeRecord(LossTest, EvidenceRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRecord(EvidenceRecord):
-    """Evidence for a threshold with a limited share of retrieved questions. `wanted` is the limit."""
+    """Evidence for a threshold that was chosen for a maximum share of retrieved questions, which is `wanted`."""
 
     wanted: UnitInterval
 

@@ -103,7 +103,7 @@ def require_network(tensors: TensorValidator, prefix: str = "", width: int | Non
     (width,) = tensors.require(f"{prefix}mean", width).shape
     tensors.require(f"{prefix}scale", width, positive=True)
     member = 0
-    while member == 0 or f"{prefix}{member}.0.weight" in tensors:
+    while member == 0 or f"{prefix}{member}.0.weight" in tensors:  # the first network must exist
         _require_member(tensors, f"{prefix}{member}.", width)
         member += 1
 
@@ -117,7 +117,7 @@ def _require_member(tensors: TensorValidator, prefix: str, width: int) -> None:
         width: Number of features.
     """
     layer, n_inputs = 0, width
-    while layer == 0 or f"{prefix}{layer}.weight" in tensors:
+    while layer == 0 or f"{prefix}{layer}.weight" in tensors:  # the first layer must exist
         n_outputs = tensors.require(f"{prefix}{layer}.weight", None, n_inputs).shape[0]
         tensors.require(f"{prefix}{layer}.bias", n_outputs)
         layer, n_inputs = layer + 1, n_outputs  # the next layer reads the outputs of this one
@@ -128,7 +128,12 @@ def _require_member(tensors: TensorValidator, prefix: str, width: int) -> None:
 
 
 def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray:
-    """Apply an ensemble of networks to features, one row per question.
+    """Apply an ensemble of networks to features, and average the predictions.
+
+    Args:
+        tensors: The tensors of the gate or arbiter.
+        features: One row per question.
+        prefix: Start of the names of the ensemble's tensors.
 
     Returns:
         The probability of the second class (retrieval needed), averaged over the members of the ensemble.
@@ -140,14 +145,16 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
 
 
 def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
-    """Compute how much each feature adds to the logit of a linear classifier. Ensembles are averaged.
+    """Compute how much each feature adds to the logit of a linear classifier.
+
+    This is the standardized feature times its weight, averaged over the members of an ensemble.
 
     Returns:
         One row per question and one column per feature; None if the classifier is not linear.
     """
     slopes = []
     for member in _list_members(tensors, prefix):
-        if f"{prefix}{member}.1.weight" in tensors:  # a second layer
+        if f"{prefix}{member}.1.weight" in tensors:  # a network with a second layer is not linear
             return None
         weight = tensors[f"{prefix}{member}.0.weight"].astype(np.float64)  # one row per output
         # With two outputs (known, retrieval needed) the logit is their difference.
@@ -177,7 +184,7 @@ def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArr
     for layer in range(depth):
         outputs = outputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
         if layer < depth - 1:
-            outputs = np.maximum(outputs, 0.0)
+            outputs = np.maximum(outputs, 0.0)  # ReLU, except after the last layer
     if outputs.shape[1] == 1:
         return sigmoid(outputs[:, 0])
     return sigmoid(outputs[:, 1] - outputs[:, 0])  # the softmax of two outputs is the sigmoid of their difference
@@ -188,8 +195,8 @@ def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatA
 
     Args:
         raw: Uncalibrated scores in [0, 1].
-        calibration: How to map them. Its `kind` is 'platt' for sigmoid(a * logit(raw) + b), where `floor` keeps scores
-            away from 0 and 1, 'isotonic' for straight lines between the points (x, y), or 'none' for no change.
+        calibration: Kind and parameters of the mapping. 'platt' is sigmoid(a * logit(raw) + b), where raw scores are
+            clipped to [floor, 1 - floor]. 'isotonic' draws straight lines between the points (x, y). 'none' changes nothing.
     """
     if calibration["kind"] == "isotonic":
         probabilities = np.interp(raw, calibration["x"], calibration["y"])

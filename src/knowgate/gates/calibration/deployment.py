@@ -51,10 +51,10 @@ class Deployment:
 
 def describe_guarantee(gate: Gate, deployment: Deployment) -> str:
     """Say how much accuracy a gate loses at most, and whether this holds here."""
-    evidence = _get_guarantee(gate)
-    if evidence is None:
+    guarantee = _get_guarantee(gate)
+    if guarantee is None:
         return ""
-    summary = summarize_threshold(gate.threshold, "guarantee", evidence)
+    summary = summarize_threshold(gate.threshold, "guarantee", guarantee)
     violations = find_violated_conditions(gate, deployment)
     if violations:
         return f"{summary} This does not hold here: {'; '.join(violations)}."
@@ -95,18 +95,18 @@ def describe_missing_calibration(gate: Gate) -> str:
 def find_violated_conditions(gate: Gate, deployment: Deployment) -> list[str]:
     """List the reasons why a gate's guarantee does not hold in a deployment.
 
-    A guarantee limits the loss of accuracy.
+    A guarantee limits the accuracy that is lost against always retrieving.
     """
-    evidence = _get_guarantee(gate)
-    if evidence is None or not isinstance(gate, FittedGate):
+    guarantee = _get_guarantee(gate)
+    if guarantee is None or not isinstance(gate, FittedGate):
         return []
-    violations = list(_check_threshold(gate, deployment, evidence))
-    # A gate that always retrieves, without an arbiter, loses nothing against always retrieving in any setup.
-    never_skips = gate.threshold == ALWAYS_RETRIEVE and not evidence.get("arbiter")
-    if deployment.retriever is not None and not never_skips:
-        violations += _check_passages(deployment, evidence)
-        violations += _check_arbiter(deployment, evidence.get("arbiter"))
-        violations += _check_reranker(deployment, evidence.get("reranker"))
+    violations = list(_check_threshold(gate, deployment, guarantee))
+    # If the gate always retrieves and no arbiter changes answers, nothing can be lost, whatever the setup.
+    cannot_lose = gate.threshold == ALWAYS_RETRIEVE and not guarantee.get("arbiter")
+    if deployment.retriever is not None and not cannot_lose:
+        violations += _check_passages(deployment, guarantee)
+        violations += _check_arbiter(deployment, guarantee.get("arbiter"))
+        violations += _check_reranker(deployment, guarantee.get("reranker"))
         if deployment.filters_passages:
             violations.append("it was proven without a second look at the passages")
     return violations
@@ -116,13 +116,13 @@ def get_proven_loss(gate: Gate, deployment: Deployment) -> float | None:
     """Return the proven maximum loss of accuracy against always retrieving.
 
     Returns:
-        The maximum loss, such as 0.02. None if the gate has no guarantee, if it does not hold in this deployment, or if
-        that cannot be checked, because the gate was fitted on imported answers.
+        The maximum loss, such as 0.02. None if the gate has no guarantee, if the guarantee does not hold in this
+        deployment, or if this cannot be checked, because the gate was fitted on imported answers.
     """
-    evidence = _get_guarantee(gate)
-    if evidence is None or is_fitted_on_recorded(gate) or find_violated_conditions(gate, deployment):
+    guarantee = _get_guarantee(gate)
+    if guarantee is None or is_fitted_on_recorded(gate) or find_violated_conditions(gate, deployment):
         return None
-    return float(evidence["epsilon"])
+    return float(guarantee["epsilon"])
 
 
 def has_guarantee_without_arbiter(gate: Gate) -> bool:
@@ -130,44 +130,44 @@ def has_guarantee_without_arbiter(gate: Gate) -> bool:
 
     An arbiter picks one of two answers after retrieval.
     """
-    evidence = _get_guarantee(gate)
-    return evidence is not None and evidence.get("arbiter") is None
+    guarantee = _get_guarantee(gate)
+    return guarantee is not None and guarantee.get("arbiter") is None
 
 
 def _get_guarantee(gate: Gate) -> Mapping[str, Any] | None:
-    """Return the evidence for a gate's guarantee, or None. Gates with verdict=own have no guarantee."""
+    """Return the guarantee of a gate with its evidence, or None. The raw scores (verdict=own) have no guarantee."""
     if not isinstance(gate, FittedGate) or gate.verdict == "own":
         return None
     return cast(Mapping[str, Any] | None, gate.artifact.manifest.get("guarantee"))
 
 
-def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+def _check_threshold(gate: FittedGate, deployment: Deployment, guarantee: Mapping[str, Any]) -> Iterator[str]:
     """Yield reasons why the guarantee fails with the current LLM, prompts or threshold."""
     if gate.note:  # only gates that are used with a different LLM or different prompts have a note
         yield "the gate was fitted on another LLM or other prompts"
     threshold = deployment.threshold
     if threshold is None:
         return
-    if threshold > gate.threshold:  # a lower threshold retrieves more, so that it loses less
+    if threshold > gate.threshold:  # a lower threshold retrieves more, so that it harms fewer answers
         yield f"the threshold used is {threshold:g}"
-    if evidence.get("form") == "net" and round(threshold, 3) != threshold:
-        # 'net' means lost minus gained answers, so a lower threshold may lose more. Only tested thresholds are proven.
-        # A threshold with more than three decimals was not tested.
+    # But at a lower threshold, the net loss (harmed minus gained answers) may be larger, unless it was tested, too.
+    is_tested = round(threshold, 3) == threshold  # the tested thresholds have up to three decimals
+    if guarantee.get("form") == "net" and not is_tested:
         yield f"the threshold used, {threshold}, was not tested"
 
 
-def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+def _check_passages(deployment: Deployment, guarantee: Mapping[str, Any]) -> Iterator[str]:
     """Yield reasons why the guarantee fails with this retriever, passages or answer settings."""
-    retriever = evidence["retriever"]
+    retriever = guarantee["retriever"]
     if _differ(retriever["fingerprint"], deployment.retriever):
         yield f"it was proven for passages of another index ({retriever['name']})"
-    k = count_shown_passages(evidence["k"], retriever["fingerprint"])  # None if each question had its own passages
+    k = count_shown_passages(guarantee["k"], retriever["fingerprint"])  # None if each question had its own passages
     if k not in (None, deployment.k):
         yield f"it was proven for {k} passages, not for {deployment.k}"
-    max_tokens = evidence.get("max_tokens")
+    max_tokens = guarantee.get("max_tokens")
     if _differ(max_tokens, deployment.max_tokens):
         yield f"it was proven for answers of up to {max_tokens} tokens, not {deployment.max_tokens}"
-    if _differ(evidence.get("open_prompts"), deployment.open_prompts):
+    if _differ(guarantee.get("open_prompts"), deployment.open_prompts):
         yield "it was proven for other prompts with passages"
 
 

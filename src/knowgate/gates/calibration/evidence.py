@@ -44,7 +44,7 @@ def save_threshold(
         keys: Fingerprints of the questions that the threshold was chosen on.
         out: Folder to write; may be the folder of the gate itself.
     """
-    # An earlier threshold has its evidence under 'guarantee', 'budget' or 'accuracy'.
+    # Drop the evidence of an earlier threshold, which is stored under 'guarantee', 'budget' or 'accuracy'.
     unchanged = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
     manifest = {**unchanged, "threshold": threshold, "calibrated": True, kind: dict(evidence)}
     file = artifact.path / CARD_FILE
@@ -101,13 +101,14 @@ def _describe_passages(evidence: Mapping[str, Any]) -> list[str]:
 
 
 def _render_counts(evidence: Mapping[str, Any]) -> str:
-    """Render a Markdown table of a threshold's results.
+    """Render a Markdown table of a threshold's results, compared with always and never retrieving.
 
-    'harmed skips' counts right answers lost against always retrieving.
+    'lost' is the difference in accuracy to always retrieving. 'harmed skips' counts the questions that are answered
+    right with always retrieving, but wrong with the threshold.
     """
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
-    first_title = "test questions" if evidence.get("test_only") else "chosen on"
-    for name, title in (("chosen_on", first_title), ("held_out", "held out")):
+    chosen_on_title = "test questions" if evidence.get("test_only") else "chosen on"
+    for name, title in (("chosen_on", chosen_on_title), ("held_out", "held out")):
         if counts := evidence.get(name):
             always, never = counts["right_always"] / counts["n"], counts["right_never"] / counts["n"]
             lines.append(
@@ -141,7 +142,10 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
 def _summarize_guarantee(threshold: float, evidence: Mapping[str, Any]) -> str:
     """Say how many right answers a threshold loses at most against always retrieving.
 
-    `harmed` counts lost answers, `gained` won ones.
+    Args:
+        threshold: The threshold.
+        evidence: The fields of `GuaranteeRecord`. `harmed` counts right answers that the gate loses, `gained` right
+            answers that it gains. `test_only` means that the threshold was given, and not chosen on these questions.
     """
     loss = _format_percent(evidence["epsilon"])
     confidence = _format_percent(1 - evidence["delta"])
@@ -183,7 +187,8 @@ def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out:
     results = {"chosen on": chosen, "held out": held_out}
     columns = {title: _make_cells(result) for title, result in results.items() if result is not None}
     rows = [("threshold", *(rule for _ in columns))]
-    rows += [(title, *(cells[title] for cells in columns.values())) for title in columns["chosen on"]]
+    for row_title in columns["chosen on"]:
+        rows.append((row_title, *(cells[row_title] for cells in columns.values())))
     return TextTable("Threshold", ("", *columns), tuple(rows))
 
 
@@ -214,27 +219,28 @@ def _format_share(hits: int, n: int) -> str:
 
 
 def bound_changed_answers(
-    table: LabelTable, is_skipped: BoolArray, choices: ArbiterChoices | None, is_held: BoolArray, delta: float
+    table: LabelTable, is_skipped: BoolArray, choices: ArbiterChoices | None, is_held_out: BoolArray, delta: float
 ) -> dict[str, Any] | None:
-    """Compute an upper bound on the share of answers changed by a gate. The comparison is with always retrieving.
+    """Compute an upper bound on the share of answers that differ between a gate and always retrieving.
 
     Args:
         table: The label table.
         is_skipped: Whether the gate skips retrieval for each question.
         choices: For each question, which answer an arbiter picks after retrieval; None without an arbiter.
-        is_held: Whether each question is held out.
-        delta: Probability of a false warning. Half of it is spent here: the probability that the bound is too low.
+        is_held_out: Whether each question is held out.
+        delta: Probability that a later audit gives a false alarm that the gate changes more answers than the bound. Half
+            of it is spent here, as the probability that the bound is too low. The audit spends the other half.
 
     Returns:
         The fields of `ChangedAnswersRecord`. None if no question is held out, or if the label runs contain no texts of
         answers.
     """
-    gives_closed_book = is_skipped if choices is None else is_skipped | choices.from_memory
-    rows = [table.rows[index] for index in np.flatnonzero(gives_closed_book & is_held).tolist()]
-    # Texts of both answers, where the closed-book answer is given.
+    answers_closed_book = is_skipped if choices is None else is_skipped | choices.from_memory
+    rows = [table.rows[index] for index in np.flatnonzero(answers_closed_book & is_held_out).tolist()]
+    # The texts of both answers. Only a closed-book answer can differ from the answer of always retrieving.
     pairs = [(row.closed.text, row.open.text) for row in rows if row.closed is not None and row.open is not None]
     has_texts = any(closed_book or open_book for closed_book, open_book in pairs)
-    n = int(is_held.sum())
+    n = int(is_held_out.sum())
     if not n or (pairs and not has_texts):
         return None
     n_changed = sum(answers_differ(closed_book, open_book) for closed_book, open_book in pairs)
@@ -248,7 +254,7 @@ def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str
     Args:
         table: Recorded answers, with the settings with which they were generated.
         outcomes: Grades of the questions that the threshold was chosen on.
-        keys: Fingerprints of these questions.
+        keys: Fingerprints of the questions that the threshold was chosen on.
     """
     settings = table.settings
     return {

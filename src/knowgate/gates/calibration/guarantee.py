@@ -76,7 +76,7 @@ def learn_then_test(
         epsilon: Maximum loss of accuracy against always retrieving.
         delta: Maximum probability that the guarantee is wrong.
         grid: Thresholds to test, in increasing order and starting with ALWAYS_RETRIEVE.
-        form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
+        form: 'harm' counts only the right answers that are lost, 'net' also subtracts the right answers that are gained.
     """
     check_loss_and_confidence(epsilon, delta)
     n = len(outcomes)
@@ -86,7 +86,7 @@ def learn_then_test(
         p_values = compute_harm_p_values(harmed, n, epsilon).tolist()
     else:
         p_values = _walk_net_p_values(harmed, gained, n, epsilon, delta)
-    index = _find_highest_passing(p_values, delta)
+    index = _find_last_passing(p_values, delta)
     if not (outcomes.needs <= grid[index]).any():
         index = 0  # a threshold that skips no question is reported as "always retrieve"
     # Without an arbiter, always retrieving loses nothing against itself.
@@ -97,8 +97,11 @@ def learn_then_test(
     )  # fmt: skip
 
 
-def _find_highest_passing(p_values: Sequence[float], delta: float) -> int:
-    """Return the index of the last p-value before one exceeds delta; 0 if the first does."""
+def _find_last_passing(p_values: Sequence[float], delta: float) -> int:
+    """Return the index of the last p-value before the first one above delta.
+
+    If already the first p-value is above delta, the result is 0, too, which means to always retrieve.
+    """
     passed = list(itertools.takewhile(lambda p_value: p_value <= delta, p_values))
     return max(0, len(passed) - 1)
 
@@ -107,8 +110,10 @@ def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: floa
     """Compute p-values of the net loss, threshold by threshold. The list ends with the first p-value above delta.
 
     Args:
-        harmed: Number of lost questions at each threshold, which only always retrieving answers right.
-        gained: Number of gained questions at each threshold, which only the threshold answers right.
+        harmed: For each threshold, the number of questions that are answered right with always retrieving, but wrong
+            with the gate.
+        gained: For each threshold, the number of questions that are answered wrong with always retrieving, but right
+            with the gate.
         n: Number of questions.
         epsilon: Net loss to test against, as a share of the questions.
         delta: Maximum probability that the guarantee is wrong.
@@ -142,12 +147,12 @@ def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm")
     Args:
         epsilon: Maximum loss of accuracy against always retrieving.
         delta: Maximum probability that the guarantee is wrong.
-        form: 'harm' ignores answers that skipping gains: the result is the smallest n with (1 - epsilon)^n <= delta.
-            'net' subtracts gained answers from the loss.
+        form: 'harm' counts only the right answers that are lost, 'net' also subtracts the right answers that are gained.
     """
     check_loss_and_confidence(epsilon, delta)
     if form == "net":
         return find_smallest_count(lambda n: compute_net_p_value(0, 0, n, epsilon, delta) <= delta)
+    # The smallest n with (1 - epsilon)^n <= delta.
     return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)  # a rounding error must not add a question
 
 
@@ -170,32 +175,44 @@ def check_loss_and_confidence(epsilon: float, delta: float) -> None:
 def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: float) -> float:
     """Compute a p-value of the net loss (lost minus gained). A small p-value shows a net loss below epsilon.
 
+    The true share of changed (lost or gained) questions is unknown. For each plausible share, the probability of a net
+    loss as small as observed is computed, as if the true net loss were epsilon. The p-value is the largest of these
+    probabilities, plus the probability that the true share is not plausible.
+
     Args:
-        lost: Number of questions that the threshold answers wrong and always retrieving answers right.
-        gained: Number of questions that the threshold answers right and always retrieving answers wrong.
+        lost: Number of questions that are answered right with always retrieving, but wrong with the gate.
+        gained: Number of questions that are answered wrong with always retrieving, but right with the gate.
         n: Number of all questions.
         epsilon: Net loss to test against, as a share of all questions.
         delta: Maximum probability that the guarantee is wrong.
     """
     with require_extra("a guarantee", "train"):
         from scipy.stats import beta, binom
-    # Shares above `limit`, the upper confidence limit of Clopper and Pearson, are not tried. The true share is above it
-    # with probability `error`, which is added at the end.
-    error = NUISANCE_SHARE * delta
+    # Shares up to the upper confidence limit of Clopper and Pearson are plausible. The true share is above this limit
+    # with probability `p_implausible`.
+    p_implausible = NUISANCE_SHARE * delta
     changed = lost + gained
-    limit = 1.0 if changed >= n else max(float(beta.ppf(1 - error, changed + 1, n - changed)), epsilon)
-    shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]  # one row per tried share
+    limit = 1.0 if changed >= n else max(float(beta.ppf(1 - p_implausible, changed + 1, n - changed)), epsilon)
+    shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]  # one row per plausible share
     n_changed = _list_likely_counts(n, epsilon, limit)  # one column per likely number of changed questions
     # If a share s is changed and the net loss is epsilon, (s + epsilon) / 2 is lost and (s - epsilon) / 2 gained.
     p_lost = np.minimum(1.0, (shares + epsilon) / (2 * shares))  # that a changed question is lost, not gained
-    # lost - gained is at most the observed difference if at most (n_changed + difference) / 2 questions are lost.
-    p_as_small = binom.cdf(np.floor((n_changed + lost - gained) / 2), n_changed, p_lost)
+    # With x lost questions, the net loss is x - (n_changed - x). It is at most the observed lost - gained up to this x.
+    most_lost = np.floor((n_changed + lost - gained) / 2)
+    p_as_small = binom.cdf(most_lost, n_changed, p_lost)
     p_values: FloatArray = (binom.pmf(n_changed, n, shares) * p_as_small).sum(axis=1)
-    return min(1.0, float(p_values.max()) + error)
+    return min(1.0, float(p_values.max()) + p_implausible)
 
 
 def _list_likely_counts(n: int, low: float, high: float) -> FloatArray:
-    """List the likely values of a binomial variable. Its success probability is between `low` and `high`."""
+    """List the values that a binomial variable takes with noticeable probability.
+
+    Args:
+        n: Number of trials.
+        low: Lowest success probability.
+        high: Highest success probability.
+    """
+    # Eight standard deviations around the mean. The constants give more room where the mean is near 0.
     first = n * low - 8 * math.sqrt(n * low) - 1
     last = n * high + 8 * math.sqrt(n * high) + 20
     return np.arange(max(0, math.floor(first)), min(n, math.ceil(last)) + 1, dtype=np.float64)

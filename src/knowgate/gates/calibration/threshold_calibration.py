@@ -120,7 +120,7 @@ class CalibrationOptions(Options):
 
     @property
     def form(self) -> LossForm:
-        """How a guarantee counts losses: 'net' subtracts the answers that skipping gains, 'harm' ignores them."""
+        """How a guarantee counts losses: 'harm' counts lost right answers, 'net' also subtracts gained right answers."""
         return "net" if self.net else "harm"
 
     @property
@@ -185,18 +185,18 @@ class _CalibrationRows:
 
     Attributes:
         table: The rows.
-        is_held: Whether each row is held out to test the threshold.
+        is_held_out: Whether each row is held out to test the threshold.
         left_out: Number of rows that cannot be used, by reason.
     """
 
     table: LabelTable
-    is_held: BoolArray
+    is_held_out: BoolArray
     left_out: dict[str, int]
 
     @property
     def chosen_keys(self) -> list[str]:
         """Fingerprints of the questions that the threshold is chosen on."""
-        return [str(key) for key in self.table.question_fingerprints[~self.is_held]]
+        return [str(key) for key in self.table.question_fingerprints[~self.is_held_out]]
 
 
 @with_options(CalibrationOptions)
@@ -268,28 +268,28 @@ def find_threshold(
     arbiter: str | Arbiter | None = None,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> Calibration:
-    """Choose a gate's threshold on some questions, and test it on the others. Nothing is written."""
+    """Choose a gate's threshold on some questions, and test it on the held-out questions. Nothing is written."""
     kind = options.kind  # raises BadSetting if the options contradict each other
     rows = _load_rows(runs, options, get_gate_folder(gate), get_arbiter_folder(arbiter))
     choices = None if arbiter is None else arbitrate(rows.table, arbiter, on_progress=on_progress)
     outcomes = _score_outcomes(rows.table, gate, choices)
-    if kind != "budget":
-        threshold_choice.check_any_harm(outcomes)
-    chosen_outcomes = outcomes.select(~rows.is_held)
-    threshold, facts = _choose_threshold(chosen_outcomes, options)
-    chosen_result = threshold_choice.evaluate_threshold(chosen_outcomes, threshold)
-    held_outcomes = outcomes.select(rows.is_held)
-    held_result = threshold_choice.evaluate_threshold(held_outcomes, threshold) if rows.is_held.any() else None
+    if kind != "budget":  # a budget determines the threshold even if retrieval does not help
+        threshold_choice.check_retrieval_helps(outcomes)
+    choice_outcomes = outcomes.select(~rows.is_held_out)
+    threshold, facts = _choose_threshold(choice_outcomes, options)
+    choice_result = threshold_choice.evaluate_threshold(choice_outcomes, threshold)
+    test_outcomes = outcomes.select(rows.is_held_out)
+    test_result = threshold_choice.evaluate_threshold(test_outcomes, threshold) if rows.is_held_out.any() else None
     is_skipped = outcomes.needs <= threshold
     evidence = {
         **facts,
-        "chosen_on": chosen_result.to_record(),
-        "held_out": held_result.to_record() if held_result else None,
-        "changed": bound_changed_answers(rows.table, is_skipped, choices, rows.is_held, options.delta),
-        **_describe_rows(rows, chosen_outcomes, choices),
+        "chosen_on": choice_result.to_record(),
+        "held_out": test_result.to_record() if test_result else None,
+        "changed": bound_changed_answers(rows.table, is_skipped, choices, rows.is_held_out, options.delta),
+        **_describe_rows(rows, choice_outcomes, choices),
         "seed": options.seed,
     }
-    return Calibration(kind, threshold, chosen_result, held_result, evidence, rows.chosen_keys, gate)
+    return Calibration(kind, threshold, choice_result, test_result, evidence, rows.chosen_keys, gate)
 
 
 def _describe_rows(rows: _CalibrationRows, outcomes: GateOutcomes, choices: ArbiterChoices | None) -> dict[str, Any]:
@@ -307,9 +307,9 @@ def _load_rows(
     """Load the usable rows of label runs, and choose which are held out. A folder is None if there is none."""
     artifact = None if gate_folder is None else read_artifact(gate_folder)
     table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, arbiter_folder)
-    is_held = mark_held_out(table.question_fingerprints.tolist(), options.held_out, options.seed)
-    _check_enough_questions(int((~is_held).sum()), len(table), options, left_out)
-    return _CalibrationRows(table, is_held, left_out)
+    is_held_out = mark_held_out(table.question_fingerprints.tolist(), options.held_out, options.seed)
+    _check_enough_questions(int((~is_held_out).sum()), len(table), options, left_out)
+    return _CalibrationRows(table, is_held_out, left_out)
 
 
 def _score_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices | None) -> GateOutcomes:
@@ -343,7 +343,7 @@ def _choose_threshold(outcomes: GateOutcomes, options: CalibrationOptions) -> tu
 
 
 def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
-    """Load the rows of label runs. All runs must fit one threshold.
+    """Load the rows of label runs. All runs must have the same setup, because they get one threshold.
 
     Raises:
         BadInput: No row has an open-book answer.
@@ -364,23 +364,17 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     settings = [RunFolder(run).settings() for run in runs]
     counts = [count_shown_passages(item.get("k"), item.get("retriever_fingerprint")) for item in settings]
     if len(set(counts)) > 1:
-        raise _make_count_error(runs, counts)
+        run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
+        raise BadSetting(
+            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
+            "number. Calibrate on runs with the same `k`."
+        )
     prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
     if len(prompts) > 1:
         raise BadSetting(
-            "the label runs (recorded answers) use different prompts for answers with passages. Calibrate the "
-            "threshold on runs with the "
-            "same `prompts`."
+            "the label runs (recorded answers) use different prompts for answers with passages. Calibrate the threshold "
+            "on runs with the same `prompts`."
         )
-
-
-def _make_count_error(runs: Sequence[Path], counts: Sequence[int | None]) -> BadSetting:
-    """Build the error for label runs with different numbers of passages; None means all."""
-    run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
-    return BadSetting(
-        f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
-        "number. Calibrate on runs with the same `k`."
-    )
 
 
 def select_usable_rows(

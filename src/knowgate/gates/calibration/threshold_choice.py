@@ -1,8 +1,8 @@
 """Choose thresholds: outcomes of a gate at each, net loss against always retrieving, and limits within which it is safe.
 
-A question is lost if only always retrieving answers it right, and gained if only the rule does. The net loss is the
-share of lost minus the share of gained questions. A rule is safe if its net loss, on questions that it was not fitted
-on, is small and its upper confidence limit is not large either.
+A question is lost if it is answered right with always retrieving, but wrong with the rule, and gained in the opposite
+case. The net loss is the share of lost minus the share of gained questions. A rule is safe if its net loss, on questions
+that it was not fitted on, is small and its upper confidence limit is not large either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SafetyLimits(Options):
     """Limits on the accuracy lost by a threshold, compared with always retrieving."""
 
     max_loss: float = option(0.01, "Maximum estimated net loss: lost minus gained right answers.", ge=0, lt=1)
-    loss_bound: float = option(0.03, "Maximum of the upper confidence limit (95 %) of this loss.", gt=0, lt=1)
+    loss_bound: float = option(0.03, "Largest accepted upper confidence limit of the net loss.", gt=0, lt=1)
     confidence: float = option(0.95, "Confidence of the upper limit.", gt=0.5, lt=1)
 
     def accepts(self, loss: NetLoss) -> bool:
@@ -42,11 +42,11 @@ class SafetyLimits(Options):
 
 @dataclass(frozen=True)
 class NetLoss:
-    """Numbers of lost and gained questions among `n`, compared with always retrieving.
+    """Numbers of questions that a rule for retrieval loses and gains, compared with always retrieving.
 
     Attributes:
-        lost: Questions that the rule answers wrong and always retrieving answers right.
-        gained: Questions that the rule answers right and always retrieving answers wrong.
+        lost: Number of questions that are answered right with always retrieving, but wrong with the rule.
+        gained: Number of questions that are answered wrong with always retrieving, but right with the rule.
         n: Number of all questions.
     """
 
@@ -64,16 +64,14 @@ class NetLoss:
         return _upper_limit(self.lost / self.n, self.gained / self.n, self.n, confidence)
 
     def count_required_rows(self, limits: SafetyLimits) -> int | None:
-        """Return how many questions could prove the loss to be within the limits.
-
-        None means: impossible, or too many.
-        """
+        """Return how many questions could prove that the loss is within the limits. None: impossible, or too many."""
         lost, gained = self.lost / self.n, self.gained / self.n
 
         def is_enough(n: int) -> bool:
             return _upper_limit(lost, gained, n, limits.confidence) <= limits.loss_bound
 
-        # To show that a loss is below a bound that it equals would take infinitely many questions.
+        # The measured loss may equal `max_loss`, up to rounding. But it must be clearly below `loss_bound`: to show that a
+        # loss is below a bound that it equals would take infinitely many questions.
         largest_loss = min(limits.max_loss + 1e-9, limits.loss_bound - 1e-6)
         is_possible = lost - gained <= largest_loss and is_enough(MAX_REQUIRED_ROWS)
         return find_smallest_count(is_enough) if is_possible else None
@@ -107,11 +105,12 @@ def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float
     One lost question is added to avoid a zero limit.
 
     Args:
-        lost: Share of lost questions, which only always retrieving answers right.
-        gained: Share of gained questions, which always retrieving answers wrong.
+        lost: Share of questions that are answered right with always retrieving, but wrong with the gate.
+        gained: Share of questions that are answered wrong with always retrieving, but right with the gate.
         n: Number of questions.
         confidence: Confidence of the limit, such as 0.95.
     """
+    # The loss of a question is 1 if it is lost, -1 if it is gained, and else 0.
     mean, mean_square = lost - gained + 1 / n, lost + gained + 1 / n
     standard_error = math.sqrt(max(0.0, mean_square - mean**2) / n)
     return mean + NormalDist().inv_cdf(confidence) * standard_error
@@ -147,12 +146,12 @@ class GateOutcomes:
         return self.open_book_right if self.arbitrated_right is None else self.arbitrated_right
 
     @property
-    def harmed(self) -> BoolArray:
+    def harmed_if_skipped(self) -> BoolArray:
         """Whether skipping retrieval loses a right answer: only the answer with passages is right."""
         return self.open_book_right & ~self.closed_book_right
 
     @property
-    def harmed_anyway(self) -> BoolArray:
+    def harmed_if_retrieved(self) -> BoolArray:
         """Whether a right answer with passages is lost after retrieval, because the arbiter picks the other answer."""
         return self.open_book_right & ~self.retrieved_right
 
@@ -162,9 +161,9 @@ class GateOutcomes:
         return GateOutcomes(self.needs[rows], self.closed_book_right[rows], self.open_book_right[rows], arbitrated)
 
 
-def check_any_harm(outcomes: GateOutcomes) -> None:
-    """Raise BadInput if passages correct no wrong answer. Every threshold would then be equally safe."""
-    if not outcomes.harmed.any():
+def check_retrieval_helps(outcomes: GateOutcomes) -> None:
+    """Raise BadInput if retrieval corrects no wrong answer. Every threshold would then be equally safe."""
+    if not outcomes.harmed_if_skipped.any():
         raise BadInput(
             f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
             "passages with `knowgate report`, or use the gate 'never'."
@@ -213,12 +212,15 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
         right_never=int(outcomes.closed_book_right.sum()),
         harmed=int((outcomes.open_book_right & ~right).sum()),
         gained=int((right & ~outcomes.open_book_right).sum()),
-        right_chosen=None if outcomes.arbitrated_right is None else int(outcomes.retrieved_right.sum()),
+        right_chosen=None if outcomes.arbitrated_right is None else int(outcomes.arbitrated_right.sum()),
     )
 
 
 def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
-    """List one threshold per distinct way to decide, in increasing order. Most lie between two neighboring needs."""
+    """List the thresholds that split the questions in different ways, in increasing order.
+
+    These are the two ends, and a threshold between each two neighboring needs.
+    """
     values = np.unique(needs)
     return np.unique(np.concatenate([[ALWAYS_RETRIEVE], _midpoints(values[:-1], values[1:]), [NEVER_RETRIEVE]]))
 
@@ -227,11 +229,9 @@ def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
     """Compute a threshold between each two neighboring needs: low <= threshold < high."""
     middle = (low + high) / 2
     rounded = np.round(middle, THRESHOLD_DIGITS)
-    return np.select(
-        [(low <= rounded) & (rounded < high), middle < high],
-        [rounded, middle],
-        default=low,  # no floating-point number lies between the two, so the midpoint is equal to `high`
-    )
+    # The rounded midpoint is preferred, then the exact midpoint. If `low` and `high` are adjacent floating-point numbers,
+    # the midpoint is equal to `high`, so that only `low` is left.
+    return np.select([(low <= rounded) & (rounded < high), middle < high], [rounded, middle], default=low)
 
 
 def choose_for_rate(needs: FloatArray, rate: float) -> float:
@@ -276,7 +276,7 @@ def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
 
 
 def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | None:
-    """Return the smallest number of questions that could prove a threshold to be safe. None if no number could.
+    """Return the smallest number of questions that could prove a threshold to be safe; None if no number could.
 
     Only thresholds that skip more than a few searches (`MIN_SAVING`) are tried.
     """
@@ -299,7 +299,7 @@ def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
 
     A harmed question is answered wrong at the threshold, but right by always retrieving.
     """
-    return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, thresholds)
+    return _count_by_threshold(outcomes.needs, outcomes.harmed_if_skipped, outcomes.harmed_if_retrieved, thresholds)
 
 
 def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
@@ -308,24 +308,25 @@ def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
     A gained question is answered right at the threshold, but wrong by always retrieving.
     """
     always_wrong = ~outcomes.open_book_right  # always retrieving gives the open-book answer
-    if_skipped = outcomes.closed_book_right & always_wrong
-    if_retrieved = outcomes.retrieved_right & always_wrong
-    return _count_by_threshold(outcomes.needs, if_skipped, if_retrieved, thresholds)
+    gained_if_skipped = outcomes.closed_book_right & always_wrong
+    gained_if_retrieved = outcomes.retrieved_right & always_wrong
+    return _count_by_threshold(outcomes.needs, gained_if_skipped, gained_if_retrieved, thresholds)
 
 
 def _count_by_threshold(
-    needs: FloatArray, if_skipped: BoolArray, if_retrieved: BoolArray, thresholds: FloatArray
+    needs: FloatArray, holds_if_skipped: BoolArray, holds_if_retrieved: BoolArray, thresholds: FloatArray
 ) -> IntArray:
     """Count for each threshold the questions with some property, such as a right answer.
 
     Args:
         needs: Need for retrieval of each question. Retrieval is skipped if the need is at most the threshold.
-        if_skipped: Whether each question has the property if retrieval is skipped.
-        if_retrieved: Whether each question has the property after retrieval.
+        holds_if_skipped: Whether each question has the property if retrieval is skipped.
+        holds_if_retrieved: Whether each question has the property after retrieval.
         thresholds: The thresholds.
     """
-    n_retrieved: IntArray = if_retrieved.sum() - _count_skipped(needs[if_retrieved], thresholds)
-    return _count_skipped(needs[if_skipped], thresholds) + n_retrieved
+    # All questions that have the property after retrieval, except those for which retrieval is skipped.
+    n_retrieved: IntArray = holds_if_retrieved.sum() - _count_skipped(needs[holds_if_retrieved], thresholds)
+    return _count_skipped(needs[holds_if_skipped], thresholds) + n_retrieved
 
 
 def _count_skipped(needs: FloatArray, thresholds: FloatArray) -> IntArray:

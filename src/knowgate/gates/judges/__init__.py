@@ -123,6 +123,7 @@ def encode_answers(
     for question, text in zip(map(judge.shorten, questions), texts, strict=True):
         answer = judge.truncate(text, tokens) if tokens else None
         encoder_answer = None if answer is None else answer + prompt.encoder_suffix
+        # Encoder judges read the question and the answer as a pair, causal judges read the prompt that contains both.
         encoded.append(judge.encode_answer(render_choices(question), encoder_answer, prompt.build(question, answer)))
     return encoded
 

@@ -128,7 +128,7 @@ def shorten_question(question: Question, tokenize: Callable[[str], Sequence[int]
 
 @dataclass(frozen=True)
 class CausalJudge:
-    """A language model as judge. It answers a prompt with one of two labels, such as Yes or No.
+    """A language model that answers prompts as a judge, with one of two labels such as Yes and No.
 
     Attributes:
         model: The model, whose tokenizer is used.
@@ -156,14 +156,14 @@ class CausalJudge:
             ) from None
 
     def encode(self, text: str, *parts: str) -> LabelPromptTokens:
-        """Tokenize a prompt for the judge, with the positions of predicted labels.
+        """Tokenize a prompt for the judge, with the positions of the labels (answer words) to predict.
 
-        Usually there is one label, and no `parts`.
+        Usually the judge answers with one label, and there are no `parts`. Some judges answer with several labels:
+        {"mastery": "True", "certainty": "False"}. Then `parts` are '{"mastery": "' and 'True", "certainty": "'.
 
         Args:
             text: The user message.
-            parts: The answer of the judge, cut before each label: '{"mastery": "' and 'True", "certainty": "'. So every
-                part except the first starts with the label before it.
+            parts: The answer of the judge, cut before each label. So every part except the first starts with a label.
 
         Raises:
             BadSetting: The tokenizer merges a label with the text that follows it.
@@ -276,14 +276,14 @@ def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: Mode
     if options["wording"] != load_packaged_templates(prompts).fingerprint:
         raise ArtifactError(f"the judge in '{folder.parent}' was fitted with other prompt templates. Fit it again.")
     known, unknown = options["labels"]
-    folders, digests = check_adapters(folder, options)
-    if (host := _find_host(folder, options, llm)) is not None:
-        return CausalJudge(host, (known, unknown), attach_adapters(host, folders, digests))
+    folders, digests = check_adapters(folder, options)  # of each member of the ensemble
+    if (shared_model := _find_shared_model(folder, options, llm)) is not None:
+        return CausalJudge(shared_model, (known, unknown), attach_adapters(shared_model, folders, digests))
     bits = options.get("bits", 0)
-    return _load_cached(folders, digests, options["base"], options["base_fingerprint"], (known, unknown), bits)
+    return _load_unshared(folders, digests, options["base"], options["base_fingerprint"], (known, unknown), bits)
 
 
-def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
+def _find_shared_model(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
     """Return the LLM if the judge can share its weights, else None.
 
     The judge must be an adapter of the same weights.
@@ -297,14 +297,14 @@ def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | No
 
 
 @functools.lru_cache(maxsize=2)
-def _load_cached(
+def _load_unshared(
     folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> CausalJudge:
-    """Load a judge with its own weights. A judge is an ensemble of models, or of adapters for one model.
+    """Load a judge that does not share the weights of the LLM. Judges that were loaded before are reused.
 
     Args:
-        folders: Folders of the models or adapters.
-        digests: Checksum of each folder. They are part of the cache key, so that changed files are loaded again.
+        folders: Folder of each ensemble member. All hold adapters for the base model, or all hold complete models.
+        digests: Checksum of each folder. It is only part of the cache key: changed folders are loaded again.
         base: Name of the base model.
         fingerprint: Expected fingerprint of the base model.
         labels: The words that the judge answers with, for known and for unknown.
@@ -384,15 +384,16 @@ def compute_adapter_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class LlamaJudge:
-    """A judge run by llama.cpp, with one GGUF file per ensemble member. Predictions are averaged."""
+    """An ensemble of judges run by llama.cpp, whose predictions are averaged."""
 
     members: tuple[LlamaCppClassifier, ...]  # one per GGUF file
-    options: GgufOptions
+    options: GgufOptions  # the `gguf` entry of the manifest
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize the prompt `text`. Only encoder judges read `question` and `answer`."""
         turn = self.options.turn
-        ids = self.members[0].tokenize(turn.render(text), special=not turn.chat)  # a chat template adds its own
+        # A chat template already contains the special tokens.
+        ids = self.members[0].tokenize(turn.render(text), special=not turn.chat)
         return LabelPromptTokens(ids, [len(ids) - 1])  # the label is predicted after the last token
 
     def truncate(self, text: str, n_tokens: int) -> str:
@@ -410,10 +411,12 @@ class LlamaJudge:
         return np.asarray(np.mean(votes, axis=0))
 
     def measure_deviation(self, n_prompts: int | None = None) -> float:
-        """Return the largest change of a prediction by the export, on reference prompts.
+        """Return how far the predictions of this exported judge are from those of the original judge.
+
+        The result is the largest difference of a probability on the reference prompts; 0 without reference prompts.
 
         Args:
-            n_prompts: Number of reference prompts to run. Default: all. Without any, the result is 0.
+            n_prompts: Number of reference prompts to run. Default: all.
         """
         checks = self.options.checks[:n_prompts]
         prompts = [LabelPromptTokens(list(check.ids), [len(check.ids) - 1]) for check in checks]
@@ -427,11 +430,11 @@ def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], option
 
     Args:
         folders: Folder of each member.
-        digests: Digests of the folders. The judge is loaded again only if they change.
+        digests: Digests of the folders. They are only part of the cache key: changed folders are loaded again.
         options: The `gguf` entry of the manifest.
 
     Raises:
-        ModelError: llama.cpp predicts something different than the judge before its export.
+        ModelError: The predictions differ from those of the original judge, which was exported to GGUF.
     """
     members = tuple(LlamaCppClassifier(folder / GGUF_FILE, folder / TOKENIZER_FILE) for folder in folders)
     judge = LlamaJudge(members, options)

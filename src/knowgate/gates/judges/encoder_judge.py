@@ -171,7 +171,7 @@ def load_encoder_judge(folders: tuple[Path, ...], digests: tuple[str, ...]) -> E
 
     Args:
         folders: Folder of each ensemble member.
-        digests: Digests of the folders. The judge is loaded again only if they change.
+        digests: Digests of the folders. They are only part of the cache key: changed folders are loaded again.
     """
     encoders = tuple(PairEncoder(folder) for folder in folders)
     for encoder in encoders:

@@ -19,6 +19,8 @@ OPERATOR_WORDS = {
 }  # fmt: skip
 OPERATOR_WORD = re.compile("|".join(sorted(map(re.escape, OPERATOR_WORDS), key=len, reverse=True)))
 NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"  # with or without commas between thousands
+INNER_SPACE = re.compile(r"(?<=[\d)+*/^(-])\s+(?=[\d(+*/^)-])")  # between numbers, operators and parentheses
+LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 EXPRESSION = re.compile(rf"[-+(]*(?:{NUMBER})(?:[-+*/^()]|{NUMBER})*")
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -38,12 +40,11 @@ def compute_arithmetic(question: str) -> str | None:
     if len(question) > MAX_CHARACTERS or "%" in question:  # percentages are not computed
         return None
     text = OPERATOR_WORD.sub(lambda match: OPERATOR_WORDS[match[0]], question.lower())
-    without_spaces = re.sub(r"(?<=[\d)+*/^(-])\s+(?=[\d(+*/^)-])", "", text)  # between numbers and operators only
-    expressions = EXPRESSION.findall(without_spaces)
+    expressions = EXPRESSION.findall(INNER_SPACE.sub("", text))
     if len(expressions) != 1:
         return None
     # Python's own parser knows the precedence of operators. It accepts neither commas nor leading zeros in numbers.
-    source = re.sub(r"(?<![\d.])0+(?=\d)", "", expressions[0].replace(",", "").replace("^", "**"))
+    source = LEADING_ZEROS.sub("", expressions[0].replace(",", "").replace("^", "**"))
     try:
         return _format(_compute(ast.parse(source, mode="eval").body, source))
     except (ArithmeticError, ValueError, SyntaxError, LookupError, RecursionError, MemoryError):

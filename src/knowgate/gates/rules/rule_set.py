@@ -64,15 +64,15 @@ MIN_RULES_SECONDS = 0.001  # the same, on each further question of that request;
 
 
 @dataclass
-class PatternTime:
-    """Seconds that the patterns of the user may still take."""
+class PatternTimeBudget:
+    """Time that the regular expressions of the user may still take, in seconds. Every match uses some of it up."""
 
-    left: float = USER_RULES_SECONDS
+    seconds_left: float = USER_RULES_SECONDS
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with patterns or words. It is a `[[rule]]` entry of a rules file.
+    """A rule with patterns or words: a `[[rule]]` entry of a rules file.
 
     Attributes:
         name: Name of the rule.
@@ -105,7 +105,7 @@ class Rule:
         return tuple(self._compile(pattern) for pattern in patterns)
 
     def _compile(self, pattern: str) -> Any:
-        """Compile a pattern with the package `regex`. It can stop slow searches.
+        """Compile a pattern with the package `regex`, which can stop slow searches.
 
         Raises:
             BadSetting: The pattern is invalid, or has a repetition inside a repetition.
@@ -129,24 +129,25 @@ class Rule:
                 "forever. Remove one of the repetitions, or use words = ['...'] instead."
             )
 
-    def matches(self, text: str, time_left: PatternTime) -> bool:
+    def matches(self, text: str, budget: PatternTimeBudget) -> bool:
         """Return whether any pattern matches a text.
 
         Args:
             text: The message of the user.
-            time_left: Time after which the search is given up, because a pattern may take very long. It is reduced.
+            budget: Maximum time, because a pattern may take very long. The time taken here is subtracted.
         """
         text = self._prepare(text)
-        deadline = time.monotonic() + time_left.left
+        deadline = time.monotonic() + budget.seconds_left
         try:
             for pattern in self.compiled_patterns:
                 find = pattern.fullmatch if self.whole else pattern.search
-                if find(text, timeout=max(1e-6, deadline - time.monotonic())):  # other threads run meanwhile
+                # The module `regex` releases the GIL, so that other threads run during a long search.
+                if find(text, timeout=max(1e-6, deadline - time.monotonic())):
                     return True
         except TimeoutError:
             log.warning("The rule '%s' was skipped: its patterns take too long. Simplify them.", self.name)
         finally:
-            time_left.left = deadline - time.monotonic()
+            budget.seconds_left = deadline - time.monotonic()
         return False
 
     def _prepare(self, text: str) -> str:
@@ -166,13 +167,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class PackagedRule(Rule):
-    """A rule of knowgate itself. Its patterns are fast, so they need no time limit."""
+    """A rule that comes with knowgate. Its patterns are fast, so that no time limit is needed."""
 
     def _compile(self, pattern: str) -> Any:
         """Compile a pattern with the module `re`."""
         return re.compile(pattern, re.IGNORECASE)
 
-    def matches(self, text: str, time_left: PatternTime) -> bool:
+    def matches(self, text: str, budget: PatternTimeBudget) -> bool:
         """Return whether any pattern matches a text. Of a long text, only the start and the end are read."""
         if len(text) > 2 * PACKAGED_RULE_CHARS:
             if self.whole:
@@ -192,7 +193,7 @@ class CutoffRule:
     name: str = "after the cut-off"  # shown in decisions
     is_small_talk: ClassVar[bool] = False
 
-    def matches(self, text: str, time_left: PatternTime) -> bool:
+    def matches(self, text: str, budget: PatternTimeBudget) -> bool:
         """Return whether a text mentions a year after `year`. No time limit is needed: the pattern is linear."""
         return any(self.year < int(year) <= LAST_YEAR for year in YEAR_PATTERN.findall(text))
 
@@ -221,57 +222,59 @@ class RuleSet:
         """Whether short questions take no noticeable time: there are no rules of the user."""
         return all(isinstance(rule, PackagedRule | CutoffRule) for rule in self.rules)
 
-    def decide(self, question: str, list_time: PatternTime | None = None) -> RuleMatch | None:
+    def decide(self, question: str, shared_budget: PatternTimeBudget | None = None) -> RuleMatch | None:
         """Return the decision of the first matching rule, or None.
 
         Several sentences of small talk match, too ("Bye, thanks").
 
         Args:
             question: The message of the user.
-            list_time: Time that the patterns of the user have for a list of questions. It is reduced.
+            shared_budget: Time budget for the patterns of the user that is shared by several questions. The time taken
+                here is subtracted.
         """
         text = question[:MAX_QUESTION_CHARS]
         seconds = USER_RULES_SECONDS
-        if list_time is not None:
-            seconds = max(MIN_RULES_SECONDS, min(seconds, list_time.left))
-        time_left = PatternTime(seconds)
-        match = self._find_first_match(text, time_left) or self._match_small_talk(text, time_left)
-        if list_time is not None:
-            list_time.left -= seconds - time_left.left
+        if shared_budget is not None:
+            seconds = max(MIN_RULES_SECONDS, min(seconds, shared_budget.seconds_left))
+        budget = PatternTimeBudget(seconds)
+        match = self._find_first_match(text, budget) or self._match_small_talk(text, budget)
+        if shared_budget is not None:
+            shared_budget.seconds_left -= seconds - budget.seconds_left
         return match
 
     def make_decision(
-        self, question: str, gate: Gate, threshold: float, list_time: PatternTime | None = None
+        self, question: str, gate: Gate, threshold: float, shared_budget: PatternTimeBudget | None = None
     ) -> Decision | None:
-        """Return the decision of the first matching rule. It replaces the decision of the gate.
+        """Return the decision of the first matching rule, which replaces the decision of the gate.
 
         Args:
             question: The message of the user.
             gate: The gate, which may ignore rules.
             threshold: The threshold of the pipeline, for the record.
-            list_time: Time that the patterns of the user have for a list of questions. It is reduced.
+            shared_budget: Time budget for the patterns of the user that is shared by several questions. The time taken
+                here is subtracted.
 
         Returns:
             The decision. Its need for retrieval is 1 if the rule says to retrieve, else 0. None if no rule matches, or
             if the gate ignores rules.
         """
-        match = self.decide(question, list_time) if gate.obeys_rules else None
+        match = self.decide(question, shared_budget) if gate.obeys_rules else None
         if match is None:
             return None
         reason = f"{match.reason} (rule '{match.rule}')"
         return Decision(match.retrieve, float(match.retrieve), threshold, gate.name, reason, rule=match.rule)
 
-    def _find_first_match(self, text: str, time_left: PatternTime) -> RuleMatch | None:
+    def _find_first_match(self, text: str, budget: PatternTimeBudget) -> RuleMatch | None:
         """Return the decision of the first rule that matches a text; None if no rule matches."""
-        return next((rule.match for rule in self.rules if rule.matches(text, time_left)), None)
+        return next((rule.match for rule in self.rules if rule.matches(text, budget)), None)
 
-    def _match_small_talk(self, text: str, time_left: PatternTime) -> RuleMatch | None:
-        """Skip retrieval if a short text consists of several sentences of small talk. Returns None for other texts."""
+    def _match_small_talk(self, text: str, budget: PatternTimeBudget) -> RuleMatch | None:
+        """Return the match of the first sentence if a short text is several sentences of small talk, else None."""
         sentences = [sentence for sentence in SENTENCE_BREAK.split(text) if sentence.strip()]
         if len(text) > MAX_SMALL_TALK or len(sentences) < 2:
             return None
         small_talk = RuleSet(tuple(rule for rule in self.rules if rule.is_small_talk))
-        matches = [small_talk._find_first_match(sentence, time_left) for sentence in sentences]
+        matches = [small_talk._find_first_match(sentence, budget) for sentence in sentences]
         return matches[0] if all(matches) else None
 
 
@@ -294,7 +297,11 @@ class RuleFile:
 
 @dataclass(frozen=True)
 class PackagedRuleFile:
-    """The content of the file with the packaged rules."""
+    """The content of the file with the packaged rules.
+
+    Attributes:
+        rule: The `[[rule]]` entries.
+    """
 
     rule: tuple[PackagedRule, ...]
 
@@ -350,7 +357,10 @@ def _parse_rules(kind: type[Content], text: str, where: str) -> Content:
 
 
 def _build_word_pattern(word: str) -> str:
-    """Build a regular expression for a whole word. Only Chinese and Japanese characters may touch others."""
+    """Build a regular expression that finds a word, but not inside a longer word.
+
+    Chinese and Japanese put no spaces between words, so there any neighboring characters are allowed.
+    """
     begin = "" if CJK.match(word[:1]) else f"(?<!{SPACED_CHARACTER})"
     end = "" if CJK.match(word[-1:]) else f"(?!{SPACED_CHARACTER})"
     return f"{begin}{re.escape(word)}{end}"

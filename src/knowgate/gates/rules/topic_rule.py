@@ -82,8 +82,8 @@ class TopicRule:
         mean = self.model.embed(self.examples).mean(axis=0)
         return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12))
 
-    def matches(self, text: str, time_left: object) -> bool:
-        """Return whether a question is similar enough to the examples. Only pattern rules use `time_left`."""
+    def matches(self, text: str, budget: object) -> bool:
+        """Return whether a question is similar enough to the examples. Only pattern rules have a time `budget`."""
         return bool(text.strip()) and float(self.model.embed([text])[0] @ self.center) >= self.similarity
 
     @property

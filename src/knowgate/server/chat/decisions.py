@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from knowgate.data.history.entries import MAX_QUESTION_CHARS, get_max_normalized_length, is_too_long
 from knowgate.evaluation.server_log import SEPARATE_DRAFT
-from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTime
+from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTimeBudget
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.pipeline.execution import run_in_model_thread
@@ -65,9 +65,9 @@ async def decide_questions(
     else:
         questions = await asyncio.to_thread(_read_questions, model, request)
     records = []
-    list_time = PatternTime(LIST_RULES_SECONDS)
+    shared_budget = PatternTimeBudget(LIST_RULES_SECONDS)
     for question in questions:
-        decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace, list_time)
+        decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace, shared_budget)
         records.append(decision_record(decision))
         await asyncio.sleep(0)  # many long questions take a while, so let other requests run
     if request.questions is not None:
@@ -131,14 +131,14 @@ async def _decide_question(
     question: Question,
     headers: Headers,
     trace: RequestTrace,
-    list_time: PatternTime | None = None,
+    shared_budget: PatternTimeBudget | None = None,
 ) -> Decision:
     """Decide whether a question needs retrieval. Rules come first, then the gate, with a draft if needed."""
     if forwarder is None:
         trace.way = "in-process"
     elif trace.way != SEPARATE_DRAFT:
         trace.way = "question"
-    decision = await gate_service.apply_rules(rag, question, list_time)
+    decision = await gate_service.apply_rules(rag, question, shared_budget)
     if decision is not None:
         return decision
     draft: Completion | None = None

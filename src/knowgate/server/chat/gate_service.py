@@ -16,7 +16,7 @@ from knowgate.errors import BadInput, KnowgateError, RejectionError
 from knowgate.gates import load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.rules.rule_set import PatternTime
+from knowgate.gates.rules.rule_set import PatternTimeBudget
 from knowgate.models.backend import CLIENT, FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.stages import StageRunner
@@ -193,7 +193,7 @@ class GateService:
     # --- decisions --------------------------------------------------------------------------------
 
     async def apply_rules(
-        self, rag: AdaptiveRAG, question: Question, list_time: PatternTime | None = None
+        self, rag: AdaptiveRAG, question: Question, shared_budget: PatternTimeBudget | None = None
     ) -> Decision | None:
         """Return the decision of the first matching rule, or None. Slow rules run in a thread.
 
@@ -202,12 +202,13 @@ class GateService:
         Args:
             rag: The pipeline with the rules.
             question: The question.
-            list_time: Time that the patterns of the operator have for a list of questions. It is reduced.
+            shared_budget: Time budget for the patterns of the operator that is shared by several questions. The time taken
+                here is subtracted.
         """
         rules = rag.rules
         if rules is None:
             return None
-        work = partial(rules.make_decision, question.text, rag.gate, rag.used_threshold, list_time)
+        work = partial(rules.make_decision, question.text, rag.gate, rag.used_threshold, shared_budget)
         if rules.is_fast and _is_short(question):
             decision = work()
         else:

@@ -25,7 +25,7 @@ from knowgate.gates.arbiters import ARBITER_FOLDER
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import compute_beliefs
 from knowgate.gates.artifacts.networks import apply_calibration
-from knowgate.gates.fusion import compute_margin, name_judge
+from knowgate.gates.fusion import compute_log_odds, name_judge
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.arbiter import load_arbiter_fit_function, prefer_closed_book, save_arbiter
@@ -269,7 +269,7 @@ class CandidateFitter:
     def _margins(self) -> dict[str, Vector]:
         """The judge's log-odds of each row, as a signal of a stack."""
         judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
-        return {name_judge(0): compute_margin(judge_scores)}
+        return {name_judge(0): compute_log_odds(judge_scores)}
 
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:
         """Fit the gate of a recipe. A fusion gets the shared embedder, a stack also the scores of the judges."""
