@@ -224,10 +224,10 @@ NO_CHANGE = RetrievalChange(0.0, 0)
 
 def measure_retrieval_change(row: LabelRow) -> RetrievalChange:
     """Measure how passages change the answers to a question."""
-    before = row.closed.mastery if row.closed else None
-    after = row.open.mastery if row.open else None
-    rise = 0.0 if before is None or after is None else round(after - before, 6)
-    return RetrievalChange(rise, row.benefit or 0)
+    without = row.closed.mastery if row.closed else None
+    with_passages = row.open.mastery if row.open else None
+    rise = 0.0 if without is None or with_passages is None else round(with_passages - without, 6)
+    return RetrievalChange(mastery=rise, benefit=row.benefit or 0)
 
 
 def _summarize_facts(facts: Sequence[QuestionFacts], counts: RowCounts, extremes: _ExtremeRows) -> KnowledgeBoundary:
@@ -262,19 +262,22 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
     Args:
         facts: The questions.
         indicator: 'mastery' (share of right samples) or 'certainty' (how far they agree), divided into intervals.
-        side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
+        side: The answers on which the indicator is measured: 'closed' (without passages), 'open' (with passages) or
+            'mask' (with passages in which the gold answers are masked).
     """
-    effects = [Counter[str | None]() for _ in range(INTERVAL_COUNT)]  # of the questions of each interval
+    effects_by_interval = [Counter[str | None]() for _ in range(INTERVAL_COUNT)]
     for fact in facts:
         value = fact.indicators[side][indicator]
         if value is not None:
             number = int(value * INTERVAL_COUNT + measures.TOLERANCE)  # the tolerance absorbs rounding errors
             number = min(number, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
-            effects[number][fact.effects[indicator]] += 1
-    limits = [number / INTERVAL_COUNT for number in range(INTERVAL_COUNT + 1)]
-    parts = zip(limits[:-1], limits[1:], effects, strict=True)
-    # The fields of an interval after its limits are in the order of `Effect`.
-    return tuple(EffectInterval(low, high, *(counts[effect] for effect in Effect)) for low, high, counts in parts)
+            effects_by_interval[number][fact.effects[indicator]] += 1
+    intervals = []
+    for number, counts in enumerate(effects_by_interval):
+        low, high = number / INTERVAL_COUNT, (number + 1) / INTERVAL_COUNT
+        # The values of `Effect` are the names of the fields: beneficial, neutral and harmful.
+        intervals.append(EffectInterval(low, high, **{effect.value: counts[effect] for effect in Effect}))
+    return tuple(intervals)
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
@@ -387,14 +390,17 @@ def run_report_to_dict(run: RunReport) -> dict[str, Any]:
 
 
 def _shorten_row(row: LabelRow) -> dict[str, Any]:
-    """Convert a row to plain data without samples and passage texts."""
+    """Convert a row to plain data without samples and passage texts.
+
+    Answers: 'closed' (without passages), 'open' (with passages), 'mask' (with the gold answers masked in the passages).
+    """
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     return {
         "id": row.id,
         "question": row.question,
         "answers": list(row.answers),
         **{side: answer.text for side, answer in answers.items() if answer is not None},
-        "mastery_change": measure_retrieval_change(row).mastery,
+        "mastery_change": measure_retrieval_change(row).mastery,  # of the share of correct samples
         "benefit": row.benefit,
         "passages": [passage.id for passage in row.passages],
     }

@@ -119,7 +119,7 @@ class CostComparison:
         return self.search_money / self.extra_calls
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert what the gate saves to plain data.
+        """Return the savings of the gate as plain data, for JSON.
 
         Returns:
             The saved searches, the extra LLM calls and the saved money, all for `SAVINGS_QUESTIONS` questions; and the price

@@ -66,7 +66,7 @@ def _build_decision_table(
 ) -> TextTable:
     """Build a table of the quality of several decision rules.
 
-    The last row decides the same for every question.
+    The last row is a baseline, which makes the more frequent right decision for every question.
 
     Args:
         table: The graded questions.

@@ -49,7 +49,7 @@ def build_detail_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     """Build the tables for the terminal: gates first, then optional results."""
     gates_table = build_short_table(evaluation.gates)
-    if evaluation.cascade:
+    if evaluation.cascade:  # the results with the arbiter are in a table of their own, below
         gates_table = replace(gates_table, title=f"{gates_table.title}, without the arbiter")
     yield gates_table
     yield from _build_post_retrieval_tables(evaluation)
