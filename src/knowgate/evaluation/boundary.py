@@ -13,7 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,9 +98,9 @@ class EffectInterval:
     Attributes:
         low: Start of the interval.
         high: End of the interval. It belongs to the next interval, except for the last one, which includes 1.
-        beneficial: Number of questions whose mastery or certainty retrieval raises.
-        neutral: Number of questions that retrieval does not change.
-        harmful: Number of questions whose mastery or certainty retrieval lowers.
+        beneficial: Number of questions for which retrieval raises the mastery (or certainty).
+        neutral: Number of questions for which retrieval does not change it.
+        harmful: Number of questions for which retrieval lowers it.
     """
 
     low: float
@@ -125,11 +125,11 @@ class KnowledgeBoundary:
         counts: Numbers of rows and verdicts.
         accuracy: Accuracy of the greedy answers.
         benefit: How often retrieval turns greedy answers right or wrong.
-        effects: How often retrieval helps and harms, by interval of an indicator. The keys are the side that the indicator
-            is measured on ('closed', 'open' or 'mask'), then the indicator.
+        effects: How often retrieval helps and harms, by interval of an indicator, as `effects[side][indicator]`. The side
+            is the kind of answers that the indicator is measured on: 'closed', 'open' or 'mask'.
         correlation: Correlation of closed-book mastery and certainty.
-        savings: For each indicator, what skipping retrieval for its highest values saves and costs; None if no question
-            has a graded answer both with and without passages.
+        savings: For each indicator, what is saved and lost if questions with high values skip retrieval; None if no
+            question has a graded answer both with and without passages.
         copying: How often the LLM copies the word MASK; None if the run has no answers with masked passages.
         slices: The same measures on groups of questions, such as those of each language.
         agreements: Agreement of each pair of graders.
@@ -272,12 +272,10 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
             number = int(value * INTERVAL_COUNT + measures.TOLERANCE)  # the tolerance absorbs rounding errors
             number = min(number, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
             effects_by_interval[number][fact.effects[indicator]] += 1
-    intervals = []
-    for number, counts in enumerate(effects_by_interval):
-        low, high = number / INTERVAL_COUNT, (number + 1) / INTERVAL_COUNT
-        # The values of `Effect` are the names of the fields: beneficial, neutral and harmful.
-        intervals.append(EffectInterval(low, high, **{effect.value: counts[effect] for effect in Effect}))
-    return tuple(intervals)
+    limits = [number / INTERVAL_COUNT for number in range(INTERVAL_COUNT + 1)]
+    # The values of `Effect` are the names of the fields: beneficial, neutral and harmful.
+    fields = [{effect.value: counts[effect] for effect in Effect} for counts in effects_by_interval]
+    return tuple(EffectInterval(*interval, **counts) for interval, counts in zip(pairwise(limits), fields, strict=True))
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:

@@ -119,6 +119,7 @@ def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Questi
     }
     if question.choices and get_gold_letter(question) is not None:
         verdicts["choice"] = grade_choice(answer.text, question)
+    # The verdict of a grader that compares texts was computed above. Others, such as an LLM's, are only stored.
     if answer.correct is not None and stored_grader not in STRING_GRADERS:
         verdicts[stored_grader or "recorded"] = answer.correct
     return verdicts
@@ -208,18 +209,15 @@ class _SavingCases(NamedTuple):
         is_skipped = self.values >= threshold - TOLERANCE
         saved = float(is_skipped.mean())
         accuracy = float(np.where(is_skipped, self.closed_book_right, self.open_book_right).mean())
-        closed_book_accuracy = float(self.closed_book_right.mean())
-        open_book_accuracy = float(self.open_book_right.mean())
-        accuracy_at_random = saved * closed_book_accuracy + (1 - saved) * open_book_accuracy
-        return SavingPoint(threshold, saved, accuracy, random=accuracy_at_random)
+        expected_right = saved * self.closed_book_right + (1 - saved) * self.open_book_right  # with random skips
+        return SavingPoint(threshold, saved, accuracy, random=float(expected_right.mean()))
 
 
 def _list_distinct(values: FloatArray) -> list[float]:
     """Return the distinct values from highest to lowest. Of values that differ by rounding, the lowest is kept."""
-    distinct: list[float] = []
-    for value in sorted(values.tolist()):
-        if not distinct or value - distinct[-1] > TOLERANCE:
-            distinct.append(value)
+    ascending = np.sort(values)
+    exceeds_last = np.diff(ascending, prepend=-np.inf) > TOLERANCE  # by more than a rounding error
+    distinct: list[float] = ascending[exceeds_last].tolist()
     return distinct[::-1]
 
 
@@ -294,13 +292,14 @@ class RunSlice:
 
 def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
     """Measure groups of questions, such as all questions of one language. Questions of no group come last."""
-    thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
     slices: list[RunSlice] = []
     for dimension in label_rows.SLICE_DIMENSIONS:
-        groups = [fact.slices.get(dimension) for fact in facts]  # the group of each question
-        names: Sequence[str] = sorted({group for group in groups if group})
-        if dimension == label_rows.ANSWER_FREQUENCY:  # a number, which is divided into thirds
-            groups, names = thirds, label_rows.FREQUENCY_THIRDS
+        if dimension == label_rows.ANSWER_FREQUENCY:  # a number, so its groups are thirds
+            groups = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
+            names: Sequence[str] = label_rows.FREQUENCY_THIRDS
+        else:
+            groups = [fact.slices.get(dimension) for fact in facts]  # the group of each question
+            names = sorted({group for group in groups if group})
         if any(groups):
             slices += [summarize_slice(dimension, name, _select(facts, groups, name)) for name in names]
             others = _select(facts, groups, None)
@@ -315,7 +314,9 @@ def _select(facts: Sequence[QuestionFacts], groups: Sequence[str | None], name: 
 
 
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
-    """Measure one group of questions. Accuracies with and without passages are on the same questions where possible.
+    """Measure one group of questions.
+
+    If any question was answered with passages, the accuracy without passages is that on these questions.
 
     Args:
         dimension: What the questions are grouped by, such as 'language'.

@@ -94,6 +94,7 @@ class CostComparison:
         always_money, gated_money = self.always.money(self.prices), self.gated.money(self.prices)
         if always_money is not None and gated_money is not None:
             return always_money - gated_money
+        # If the cost of the LLM is unknown, but it is called no more often, at least the searches are saved.
         return None if self.may_call_more else self.search_money
 
     @property

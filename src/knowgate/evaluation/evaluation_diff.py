@@ -191,8 +191,7 @@ def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> Measure
 
     Both evaluations are resampled together. This makes the interval of the difference narrower.
     """
-    first_outcomes, second_outcomes = first.astype(float), second.astype(float)
-    columns = [first_outcomes, second_outcomes, second_outcomes - first_outcomes]
+    columns = [first.astype(float), second.astype(float), second.astype(float) - first]
     first_mean, second_mean, difference = estimate_means(columns, resamples)
     return MeasureDiff(first_mean, second_mean, difference)
 

@@ -189,8 +189,7 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
         searched = evaluation.gate(result.gate).retrieve
         gates[result.gate + ARBITER_SUFFIX] = _encode_decisions(result.right, searched)
     if recommendation.is_positive:
-        searched = ~recommendation.skips
-        gates[RECOMMENDED] = _encode_decisions(recommendation.right, searched)
+        gates[RECOMMENDED] = _encode_decisions(recommendation.right, searched=~recommendation.skips)
     elif evaluation.has_open_answers:
         gates[RECOMMENDED] = gates["always"]
     return {"questions": tuple(evaluation.table.question_fingerprints.tolist()), "gates": gates}

@@ -307,18 +307,19 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
     """
     evidence = gate.artifact.manifest.get("guarantee") or {}
     proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
-    has_arbiter = arbiter is not None and arbiter == proven_arbiter
-    is_without_arbiter = deployment.has_guarantee_without_arbiter(gate)
+    uses_proven_arbiter = arbiter is not None and arbiter == proven_arbiter
+    proven_without_arbiter = deployment.has_guarantee_without_arbiter(gate)
     # The tables show every gate also without the arbiter. A guarantee without one refers to those results.
-    conditions = _describe_deployment(table, None if is_without_arbiter else arbiter)
-    skips_without_arbiter = is_without_arbiter and gate.threshold != ALWAYS_RETRIEVE
+    conditions = _describe_deployment(table, None if proven_without_arbiter else arbiter)
+    # The threshold is ALWAYS_RETRIEVE if nothing could be proven.
+    has_proven_threshold = proven_without_arbiter and gate.threshold != ALWAYS_RETRIEVE
     is_violated = bool(deployment.find_violated_conditions(gate, conditions))
     return GateGuarantee(
         text=deployment.describe_guarantee(gate, conditions),
-        holds=(has_arbiter or skips_without_arbiter) and not is_violated,
+        holds=(uses_proven_arbiter or has_proven_threshold) and not is_violated,
         max_loss=float(evidence.get("epsilon", 0.0)),
         n_calibrated=_count_calibration_questions(table, gate),
-        has_arbiter=has_arbiter,
+        has_arbiter=uses_proven_arbiter,
     )
 
 

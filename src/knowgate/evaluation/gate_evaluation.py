@@ -245,8 +245,8 @@ def _add_optional_tables(
     if choices:
         gates = _add_baselines(table, scores, ["always"])
         cascade = evaluate_cascade(table, gates, choices, bootstrap)
-        is_policy = options.arbiter is None  # then the arbiter comes from the folder of a policy
-        evaluation = replace(evaluation, cascade=replace(cascade, is_policy=is_policy))
+        # Without the option, the arbiter comes from the folder of a policy.
+        evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     if options.price_search is not None:
         gates = _add_baselines(table, scores, [])
         once_right = choices.right if choices else table.always_right  # whether the answer after one search is right

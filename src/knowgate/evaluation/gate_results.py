@@ -176,8 +176,7 @@ def tune_threshold(table: LabelTable, needs: metrics.FloatArray) -> TunedThresho
     outcomes = GateOutcomes(needs, table.closed_book_right, table.always_right)
     threshold = choose_for_accuracy(outcomes.select(table.is_dev))
     test = evaluate_threshold(outcomes.select(~table.is_dev), threshold)
-    always_accuracy = test.right_always / test.n
-    return TunedThreshold(threshold, accuracy=test.accuracy, rate=test.rate, always=always_accuracy, n=test.n)
+    return TunedThreshold(threshold, test.accuracy, test.rate, always=test.right_always / test.n, n=test.n)
 
 
 # --- baselines ------------------------------------------------------------------------------------
@@ -246,7 +245,11 @@ class GradedNeeds:
 
 
 def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Return a function that computes all measures of a gate on bootstrap resamples."""
+    """Return a function that computes all measures of a gate on bootstrap resamples.
+
+    Its argument `weights` says how often each resample contains each question. Without answers with passages, only the
+    ranking of the questions is measured.
+    """
     measure_ranking = _build_ranking_metric(outcomes)
     if outcomes.open_book_right is None:
         return measure_ranking
@@ -319,10 +322,12 @@ def _derive_measures(means: Values) -> dict[str, metrics.FloatArray]:
 
 @dataclass(frozen=True)
 class QuestionCells:
-    """Questions grouped into cells of similar need and equal grades. Few cells save time.
+    """Questions grouped into cells, so that a bootstrap resample is measured in less time.
+
+    The questions of a cell have similar needs and equal grades, so one question can stand for all of them.
 
     Attributes:
-        cells: Each cell as if it were one question.
+        cells: One stand-in question per cell.
         cell_of_question: Index of the cell that each question is in.
     """
 
@@ -334,8 +339,12 @@ class QuestionCells:
         n_cells = len(self.cells.needs)
         return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=n_cells) for row in weights])
 
-    def metric(self) -> WeightedMetric:
-        """Return a function that computes all measures of a gate, on cells instead of questions."""
+    def build_metric(self) -> WeightedMetric:
+        """Return a function that computes all measures of a gate on bootstrap resamples, but with less work.
+
+        The function measures one stand-in question per cell (a group of questions of similar need and equal grades). Each
+        gets the sum of the weights of the questions in its cell.
+        """
         measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
@@ -347,15 +356,16 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
         For each gate and measure, the value on all questions, followed by the values on the resamples.
     """
     full_sample = metrics.unit_weights(bootstrap.n)
-    cell_metrics = [group_into_cells(gate).metric() for gate in gates]
+    cell_metrics = [group_into_cells(gate).build_metric() for gate in gates]
     results = []
     all_resamples = bootstrap.apply(cell_metrics, with_original=False)
     for gate, cell_metric, resamples in zip(gates, cell_metrics, all_resamples, strict=True):
         exact, approximate = _build_gate_metric(gate)(full_sample), cell_metric(full_sample)
         measures = dict(exact)
         for name, values in resamples.items():  # empty if no resamples are asked for
-            # The error of the cells is known on the full sample, and subtracted.
-            measures[name] = np.concatenate([exact[name], values - approximate[name] + exact[name]])
+            # Measures on cells are slightly wrong. The error is known for the full sample, and is subtracted.
+            error = approximate[name] - exact[name]
+            measures[name] = np.concatenate([exact[name], values - error])
         results.append(measures)
     return results
 

@@ -201,7 +201,8 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
 
     Args:
         table: Rows with passages.
-        spec: Folder of a fitted KBM gate; 'FOLDER,verdict=own' filters by the paper's rule.
+        spec: Folder of a fitted KBM gate, which is the value of the option `second_look`. 'FOLDER,verdict=own' uses the
+            rule of the KBM paper.
 
     Raises:
         BadSetting: The gate cannot judge passages, was fitted on these rows, or the rows hold no texts.

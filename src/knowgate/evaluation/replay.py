@@ -222,8 +222,9 @@ class ReplayResult:
         rate: Share of questions that the gate retrieves for.
         savings: What is saved compared with always retrieving: 'retrievals', 'llm_calls', 'tokens', 'seconds' and
             'money'. None if the log records too little.
-        risks: Share of answers that skipping changes or loses, by kind of question: 'retrieved', 'audited' or 'graded'.
-            The shares are None if `has_evidence` is false.
+        risks: Share of the questions with both answers that are skipped and whose answer is then another one. For the kinds
+            'retrieved' and 'audited' (of a log), it is a different answer; for 'graded' (of a label run), a wrong one
+            instead of a right one. The shares are None if `has_evidence` is false.
         known: Number of skipped questions whose risk is known, because both answers are recorded.
         has_evidence: Whether enough questions have both answers to say what the threshold risks.
     """
@@ -300,7 +301,8 @@ def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
     """Compute the savings and risks of a threshold on logged questions.
 
-    Risk is the share of answers that skipping searches changes or loses.
+    Risk is the share of the questions with both answers that are skipped at the threshold and lose their answer: in a
+    log, the answer without passages differs; in a label run, it is wrong, and the other one right.
     """
     retrieve = traffic.needs > threshold
     n_retrieved = int(retrieve.sum())
@@ -309,7 +311,8 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     has_evidence = _has_evidence(skipped, known)
     risks = {}
     for kind, events in traffic.checks.items():
-        risk = estimate_proportion(bool(event.need <= threshold and event.loses_answer) for event in events)
+        is_lost = [bool(event.need <= threshold and event.loses_answer) for event in events]
+        risk = estimate_proportion(is_lost)
         risks[kind] = risk if has_evidence else replace(risk, value=None, low=None, high=None)
     savings = _compute_savings(traffic, retrieve, prices)
     return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, len(known), has_evidence)
@@ -363,10 +366,11 @@ def measure_never_cost(traffic: Traffic) -> PolicyCost:
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
     """Measure the mean cost per question with a gate. `retrieve` holds the decision on each question."""
     costs = traffic.costs
-    answering = np.where(retrieve, costs["cost_if_retrieved"], costs["cost_if_skipped"])
+    cost_after_decision = np.where(retrieve, costs["cost_if_retrieved"], costs["cost_if_skipped"])
     calls = _count_gated_calls(traffic, retrieve)
-    cost = _average_costs(traffic, retrieve, costs["decision_cost"] + answering, calls, has_arbiter=True)
-    is_searched = retrieve | [event.is_searched_early for event in traffic.events]
+    cost = _average_costs(traffic, retrieve, costs["decision_cost"] + cost_after_decision, calls, has_arbiter=True)
+    # A search that began before the decision was made, even if the gate then decided to skip it.
+    is_searched = retrieve | np.array([event.is_searched_early for event in traffic.events])
     return replace(cost, searches=float(is_searched.mean()))
 
 

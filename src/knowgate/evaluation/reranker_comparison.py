@@ -70,8 +70,7 @@ def is_reranker(name: str) -> bool:
     Retriever, baselines and oracles (perfect orders) are not rerankers.
     """
     others = (RETRIEVER, ORACLE, NO_PASSAGES, ranking.ShortestFirstRanker.name, ranking.PassageMeanRanker.name)
-    is_oracle_of_source = name.startswith(f"{ORACLE}, ")  # such as 'oracle, SOURCE'
-    return name not in others and not is_oracle_of_source
+    return name not in others and not name.startswith(f"{ORACLE}, ")  # the name of a source follows the comma
 
 
 def group_held_out_preferences(
@@ -167,7 +166,7 @@ def _rank_for_answers(
 ) -> ranking.RankerScores:
     """Rank the passages that LLMs answer with: by rerankers, and by one oracle per source."""
     rankers = ranking.rank_with_all(rows, rerankers)
-    del rankers[ORACLE]
+    del rankers[ORACLE]  # it is replaced by the oracles of the sources
     return rankers | build_oracle_rankers(rows, sources)
 
 
@@ -202,8 +201,7 @@ def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
     """
     tables = []
     for source, result in comparison.rankings.items():
-        n_questions = len(result.measures.ids)
-        basis = f"preferences by {source}, {n_questions} questions with helpful and unhelpful passages"
+        basis = f"preferences by {source}, {len(result.measures.ids)} questions with helpful and unhelpful passages"
         title = f"Rankers: {basis}; a random order has P@1 {result.chance:.3f}"
         if result.margin is not None and result.margin_share is not None:
             title += f"; the margin {result.margin:g} skips reranking for {result.margin_share:.1%} of the questions"
@@ -265,10 +263,7 @@ def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
 
 def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
     """Convert estimates by measure and ranker to plain data."""
-    plain = {}
-    for measure, by_ranker in table.items():
-        plain[measure] = {ranker: asdict(estimate) for ranker, estimate in by_ranker.items()}
-    return plain
+    return {measure: {name: asdict(value) for name, value in values.items()} for measure, values in table.items()}
 
 
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:

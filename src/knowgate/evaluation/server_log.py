@@ -281,7 +281,9 @@ def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a PostgreSQL database. The schema is put before the table's name.
+    """Yield the rows of a query from a PostgreSQL database.
+
+    The table in the query gets its schema: 'SELECT id FROM audits' becomes 'SELECT id FROM knowgate.audits'.
 
     Raises:
         BadInput: The schema has no table `decisions`, so it is not a decision log.
@@ -298,7 +300,9 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
 
 
 def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a SQLite file. A missing table or column gives no rows.
+    """Yield the rows of a query from an SQLite file.
+
+    There are no rows if the table or column in the query is missing, as in logs of earlier versions.
 
     Raises:
         BadInput: The file is not a SQLite database with a table `decisions`.
@@ -360,7 +364,7 @@ def _parse_record(text: Any) -> dict[str, Any]:
 
 
 def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
-    """Return why a decision cannot be replayed; None if it can."""
+    """Return why a decision cannot be replayed; None if it can. The text follows a number: '3 whose search failed'."""
     if record.get("own_options"):
         return "that set options of their own"
     if record.get("gated") is False:

@@ -161,7 +161,7 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
         raise ValueError("the field 'need' is not a number from 0 to 1")
     if not isinstance(retrieved, bool):
         raise ValueError("the field 'retrieve' is neither true nor false")
-    if record.get("rule"):  # A rule decides the same at every threshold, also at that of a gate which always retrieves.
+    if record.get("rule"):  # an infinite need stands for a rule, which decides the same at every threshold
         need = -math.inf if would_skip(record) else math.inf
     if "answer" not in record:  # written by `decide`, which gives no answer
         return TrafficEvent(float(need), retrieved)
@@ -180,23 +180,23 @@ def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) ->
     unknown.
     """
     passages = _get_passages(record)
-    before, after, answering = _parse_seconds(record)
+    deciding, after, llm_after = _parse_seconds(
+        record
+    )  # seconds: until the decision, after it, and of the LLM after it
     tokens = _parse_tokens(record, passages)
     prompt, draft, answer = tokens["closed_prompt"], tokens["draft"], tokens["answer"]
-    draft_cost = EventCost(before, prompt, draft, gpu=before)
+    draft_cost = EventCost(seconds=deciding, prompt=prompt, completion=draft, gpu=deciding)
     decision_cost = draft_cost if draft else draft_cost._replace(prompt=0.0)  # a gate without a draft reads no prompt
     is_different = _answers_differ(record, has_passages=bool(passages))
     event = TrafficEvent(need, retrieved, decision_cost, loses_answer=is_different)
     if retrieved:
-        cost_if_retrieved = EventCost(after, tokens["open_prompt"], answer, gpu=answering)
-        event = replace(event, cost_if_retrieved=cost_if_retrieved)
+        rest = EventCost(seconds=after, prompt=tokens["open_prompt"], completion=answer, gpu=llm_after)
+        event = replace(event, cost_if_retrieved=rest)
         return _add_costs_without_search(event, draft_cost, is_whole_answer="draft" in record)
     rest_prompt = 0.0 if draft else prompt  # a draft has read the prompt already, and the answer continues it
-    return replace(
-        event,
-        cost_if_skipped=EventCost(after, rest_prompt, _subtract(answer, draft), gpu=answering),
-        cost_without_gate=EventCost(before + after, prompt, answer, gpu=before + answering),
-    )
+    rest = EventCost(seconds=after, prompt=rest_prompt, completion=_subtract(answer, draft), gpu=llm_after)
+    whole = EventCost(seconds=deciding + after, prompt=prompt, completion=answer, gpu=deciding + llm_after)
+    return replace(event, cost_if_skipped=rest, cost_without_gate=whole)
 
 
 def _parse_seconds(record: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -374,8 +374,8 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
         open_book_prompt = closed_book_prompt + passage_tokens
     closed_book_answer = _count_known_tokens(row.closed)
     # The prompt is read once: before the decision if there is a draft, else after it.
-    nothing = 0.0 if row.question else math.nan
-    prompt_before, prompt_after = (closed_book_prompt, nothing) if draft else (nothing, closed_book_prompt)
+    no_tokens = 0.0 if row.question else math.nan  # without the text of the question, all counts are unknown
+    prompt_before, prompt_after = (closed_book_prompt, no_tokens) if draft else (no_tokens, closed_book_prompt)
 
     def make_cost(prompt: float, completion: float) -> EventCost:
         return EventCost(prompt=prompt, completion=completion, gpu=completion * seconds_per_token)

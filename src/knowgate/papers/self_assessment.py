@@ -63,7 +63,7 @@ class SelfAssessmentSets:
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     """Build KB-SAT from label rows: a test of whether an LLM can tell which questions it can answer.
 
-    It can answer half of the questions.
+    The LLM can answer half of the questions. Two harder sets change the questions that it can answer.
 
     Raises:
         BadInput: No closed-book answer is correct, or none is wrong.
@@ -265,17 +265,17 @@ class SelfAssessor:
 
         A judge reads each statement of the LLM as yes or no.
         """
-        verdicts = self._collect_verdicts(judge)
-        known = read_known_labels(self.questions)
-        n_right = sum(verdict == is_known for verdict, is_known in zip(verdicts, known, strict=True))
-        n_unreadable = verdicts.count(None)
+        verdicts = self._collect_verdicts(judge)  # None if unreadable
+        n_known, n_unknown, n_unreadable = (verdicts.count(verdict) for verdict in (True, False, None))
+        pairs = zip(verdicts, read_known_labels(self.questions), strict=True)
+        n_right = sum(verdict == is_known for verdict, is_known in pairs)
         return SelfAssessment(
             "free statement",
             words=NO_WORDS,
             n=len(verdicts),
-            accuracy=n_right / max(1, len(verdicts) - n_unreadable),
-            predicted_known=verdicts.count(True),
-            predicted_unknown=verdicts.count(False),
+            accuracy=n_right / max(1, n_known + n_unknown),
+            predicted_known=n_known,
+            predicted_unknown=n_unknown,
             unreadable=n_unreadable,
         )
 
@@ -308,16 +308,8 @@ class SelfAssessor:
         known = np.array(read_known_labels(self.questions))
         predicted_known = np.array(needs) <= threshold
         accuracy = float((predicted_known == known).mean())
-        n_predicted_known = int(predicted_known.sum())
-        return SelfAssessment(
-            method,
-            words,
-            n=len(known),
-            accuracy=accuracy,
-            predicted_known=n_predicted_known,
-            predicted_unknown=len(known) - n_predicted_known,
-            auroc=auroc(~known, np.array(needs)),
-        )
+        counts = {"predicted_known": int(predicted_known.sum()), "predicted_unknown": int((~predicted_known).sum())}
+        return SelfAssessment(method, words, len(known), accuracy, auroc=auroc(~known, np.array(needs)), **counts)
 
 
 def read_known_labels(questions: Sequence[Question]) -> list[bool]:

@@ -121,7 +121,8 @@ class CalibratedCandidate(NamedTuple):
     @property
     def is_useful(self) -> bool:
         """Whether the gate skips enough searches at a proven threshold."""
-        is_proven = self.calibration.threshold != ALWAYS_RETRIEVE  # the threshold if nothing can be proven
+        # If nothing can be proven, the threshold is ALWAYS_RETRIEVE.
+        is_proven = self.calibration.threshold != ALWAYS_RETRIEVE
         return is_proven and self.skip_rate >= MIN_SKIP_RATE
 
 
@@ -225,7 +226,7 @@ class GateSelector:
     # --- choice -----------------------------------------------------------------------------------
 
     def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
-        """Choose the threshold of a gate that skips most searches and provably loses few answers.
+        """Choose the threshold at which a gate skips most searches and still provably loses few answers.
 
         Returns None, and explains it, if nothing can be proven.
 
@@ -238,13 +239,13 @@ class GateSelector:
             reason = describe_required_questions(n, self.max_loss, delta)
         else:
             try:
-                # Calibrates on all these questions. The threshold is measured later, on the part 'test', which is not among them.
+                # `held_out` is 0: all these questions calibrate, because the part 'test' measures the threshold later.
                 options = {"max_loss": self.max_loss, "confidence": 1 - delta, "out": candidate.folder, "held_out": 0}
                 calibration = calibrate(candidate.gate, candidate.runs, **options)
                 return CalibratedCandidate(candidate, calibration)
             except KnowgateError as error:
                 reason = str(error)
-        self.explanations.append(f"Of {candidate.description} nothing is proven: {reason}")
+        self.explanations.append(f"Nothing is proven for {candidate.description}: {reason}")
         return None
 
     def _choose(self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate]) -> GateChoice:
@@ -254,10 +255,7 @@ class GateSelector:
             calibrated: Candidates whose threshold was calibrated.
             candidates: All candidates that were tried.
         """
-        tried = [
-            str(candidate.folder) if candidate.folder and candidate.folder.is_dir() else candidate.gate
-            for candidate in candidates
-        ]
+        tried = [str(item.folder) if item.folder and item.folder.is_dir() else item.gate for item in candidates]
         for result in calibrated:
             if not result.is_useful:
                 self.explanations.append(f"Of {result.candidate.description}: {_explain_useless(result)}")

@@ -129,14 +129,9 @@ class LabeledParts:
     rounds: tuple[LabelRound, ...]
     key: str
 
-    @property
-    def all_runs(self) -> list[Path]:
-        """Folders of all label runs."""
-        return self.runs(*QUESTION_PARTS)
-
     def runs(self, *parts: QuestionPart) -> list[Path]:
-        """List the folders of all label runs of the given parts."""
-        return [self.folder / label_round.name for label_round in self.rounds if label_round.part in parts]
+        """List the folders of the label runs of the given parts; of all parts if none is given."""
+        return [self.folder / item.name for item in self.rounds if item.part in (parts or QUESTION_PARTS)]
 
 
 def label_parts(

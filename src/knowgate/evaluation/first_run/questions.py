@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -259,26 +259,18 @@ def explain_rejection(question: str, answer: str, passage: Passage, seen: set[st
         passage: The passage that it was written from.
         seen: Fingerprints of earlier questions, to reject repetitions.
     """
-    return next(_find_problems(question, answer, passage, seen), "")
-
-
-def _find_problems(question: str, answer: str, passage: Passage, seen: set[str]) -> Iterator[str]:
-    """Yield every reason not to use a written question."""
     question_words, answer_words = tokenize(question), tokenize(answer)
-    is_question = question.endswith(("?", "？"))
-    if not MIN_QUESTION_WORDS <= len(question_words) <= MAX_QUESTION_WORDS or not is_question:
-        yield "no question that ends in '?'"
-    if not answer_words or len(answer_words) > MAX_ANSWER_WORDS:
-        yield "no short answer"
-    if PASSAGE_MENTION.search(question):
-        yield "it mentions the passage"
-    if contains_tokens(question_words, answer_words):
-        yield "it contains its answer"
+    is_question = MIN_QUESTION_WORDS <= len(question_words) <= MAX_QUESTION_WORDS and question.endswith(("?", "？"))
     grades = load_grader("contains").grade([passage.text], [Question(question, answers=(answer,))])
-    if not grades[0].correct:
-        yield "its answer is not in the passage"
-    if fingerprint_text_loosely(question) in seen:
-        yield "a repeated question"
+    problems = {
+        "no question that ends in '?'": not is_question,
+        "no short answer": not 0 < len(answer_words) <= MAX_ANSWER_WORDS,
+        "it mentions the passage": PASSAGE_MENTION.search(question),
+        "it contains its answer": contains_tokens(question_words, answer_words),
+        "its answer is not in the passage": not grades[0].correct,
+        "a repeated question": fingerprint_text_loosely(question) in seen,
+    }
+    return next((problem for problem, applies in problems.items() if applies), "")
 
 
 def _parse_row(row: dict[str, Any]) -> Question:

@@ -119,7 +119,7 @@ class _FirstRun:
         labeled = self._label(questions, model, retriever)
         choice = self._select_gate(labeled, model)
         # Caveats are warnings about the results. The verdict says in words what the test questions show.
-        caveats = list_caveats([row for run in labeled.all_runs for row in RunFolder(run).rows()])
+        caveats = list_caveats([row for run in labeled.runs() for row in RunFolder(run).rows()])
         verdict = self._write_report(labeled, choice)
         config = self._write_config(choice, caveats)
         example = questions.selected[0].text
@@ -164,7 +164,7 @@ class _FirstRun:
         n_labeled = labeling.count_labeled(questions, folder)
         labeling.report_label_time(questions.selected, n_labeled, model, retriever, reporter)
         labeled = labeling.label_parts(questions, folder, model, retriever, seed, reporter)
-        labeling.check_label_runs(labeled.all_runs)
+        labeling.check_label_runs(labeled.runs())
         return labeled
 
     def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
@@ -177,7 +177,7 @@ class _FirstRun:
             return {"choice": choice.to_record()}
 
         inputs = (labeled.key, options.max_loss, ALWAYS_RETRIEVE_GATE)
-        result = self.progress.run_step("gate", inputs, work, self._list_gate_folders)
+        result = self.progress.run_step("gate", inputs, work, outputs=self._list_gate_folders)
         return GateChoice.from_record(result["choice"])
 
     def _list_gate_folders(self, result: dict[str, Any]) -> list[Path]:
@@ -194,7 +194,7 @@ class _FirstRun:
             return {"verdict": write_first_report(labeled, choice, self._page.parent, self.options.max_loss)}
 
         inputs = (labeled.key, self.options.max_loss, choice.gate, choice.threshold)
-        return str(self.progress.run_step("report", inputs, work, lambda result: [self._page])["verdict"])
+        return str(self.progress.run_step("report", inputs, work, outputs=lambda result: [self._page])["verdict"])
 
     def _write_config(self, choice: GateChoice, caveats: list[str]) -> Path:
         """Write the settings and return the path of their file.
@@ -270,9 +270,9 @@ def hash_config(file: Path) -> str:
 
 def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str]) -> str:
     """Render the settings file as TOML text, with comments."""
-    comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
-    # A caveat is left out if the guarantee already mentions it, in the words before the colon.
-    comments += [caveat for caveat in caveats if caveat.partition(":")[0] not in comments[0]]
+    guarantee = choice.guarantee or NO_GUARANTEE_MESSAGE
+    # A caveat begins with its subject and a colon. It is left out if the guarantee already mentions the subject.
+    comments = [guarantee, *(caveat for caveat in caveats if caveat.partition(":")[0] not in guarantee)]
     source = ("docs", _shorten_path(options.docs)) if options.docs else ("index", options.index)
     values = [("model", options.model), source, ("gate", _name_gate(choice.gate))]
     lines = [f"{CONFIG_HEADER}. `knowgate ask` reads it in this folder; flags override it."]

@@ -60,12 +60,12 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
 def _list_shown_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
     """Return whether the page shows each of its optional parts."""
     boundaries = [run.boundary for run in runs]
-    # The sections on effects need samples, which imported answers lack. If a run has no passages, they say so.
-    lacks_passages = not all(boundary.counts.with_open for boundary in boundaries)
+    # Two sections need samples, which imported answers lack. They are also shown to say that a run has no passages.
+    any_lacks_passages = not all(boundary.counts.with_open for boundary in boundaries)
     savings = [boundary.savings[name] for boundary in boundaries for name in INDICATORS]
     return {
-        "effects": lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES),
-        "savings": lacks_passages or any(curve is not None for curve in savings),
+        "effects": any_lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES),
+        "savings": any_lacks_passages or any(curve is not None for curve in savings),
         "mask": _has_masked_answers(runs),
         "copying": any(boundary.copying is not None for boundary in boundaries),
         "slices": bool(tables.build_run_slice_tables(runs)),
@@ -186,10 +186,10 @@ def _describe_passages(run: RunReport) -> str:
     n = benefit.helps + benefit.neutral + benefit.hurts
     is_subset = accuracy.open.n < accuracy.closed.n
     questions = f"{accuracy.open.n:,} questions that found passages" if is_subset else "same questions"
-    closed_book_share = format_percent(accuracy.matched.value)  # without passages, on the same questions
+    # `accuracy.matched` is the accuracy without passages on the same questions.
     return (
         f"With passages it is right on {format_percent(accuracy.open.value)}{_format_interval(accuracy.open)} of the "
-        f"{questions}, without them on {closed_book_share}: they turn "
+        f"{questions}, without them on {format_percent(accuracy.matched.value)}: they turn "
         f"{format_percent(benefit.helps / n)} of the answers right, spoil {format_percent(benefit.hurts / n)}, and change "
         f"nothing for {format_percent(benefit.neutral / n)}."
     )
@@ -222,17 +222,18 @@ def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
 def compute_knowledge_shares(run: RunReport) -> dict[str, float]:
     """Return the shares of known, harmed, helped and hopeless questions.
 
-    Harmed: right only without passages. Helped: right only with passages. Hopeless: wrong both ways.
+    Known: right both ways. Harmed: right only without passages. Helped: right only with passages. Hopeless: wrong both
+    ways. Without answers with passages, questions are known (right) or hopeless (wrong). Empty without grades.
     """
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     n = benefit.helps + benefit.neutral + benefit.hurts
     if not n:
         known = accuracy.closed.value
         return {} if known is None else {"known": known, "hopeless": 1 - known}
-    # Neutral questions have the same grade both ways: some are right, the others wrong.
     right_both_ways = max(0, accuracy.open.hits - benefit.helps)
-    counts = (right_both_ways, benefit.hurts, benefit.helps, benefit.neutral - right_both_ways)
-    return {name: max(0, count) / n for name, count in zip(KNOWLEDGE_PARTS, counts, strict=True)}
+    wrong_both_ways = max(0, benefit.neutral - right_both_ways)  # neutral questions have the same grade both ways
+    counts = {"known": right_both_ways, "harmed": benefit.hurts, "helped": benefit.helps, "hopeless": wrong_both_ways}
+    return {name: count / n for name, count in counts.items()}
 
 
 def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:

@@ -23,6 +23,7 @@ NO_MASK_ANSWERS = "no MASK answers in this run"
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book", "mask": "MASK"}
 MAX_EXTREMES = 5  # extreme questions in tables; the page shows all
 MAX_TEXT_WIDTH = 60
+BENEFIT_ROWS = {"retrieval helps (+1)": "helps", "changes nothing (0)": "neutral", "hurts (-1)": "hurts"}
 COPY_RATE_COLUMNS = (
     "run",
     "answer is MASK, open-book certainty 1",
@@ -95,11 +96,8 @@ def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
         all_questions = (format_proportion(accuracy.closed) for accuracy in accuracies)
         rows.append(("closed book, also where no passage was found", *all_questions))
     benefits = [run.boundary.benefit if run.boundary.counts.with_open else None for run in runs]
-    rows += [
-        ("retrieval helps (+1)", *(str(benefit.helps) if benefit else MISSING_VALUE for benefit in benefits)),
-        ("changes nothing (0)", *(str(benefit.neutral) if benefit else MISSING_VALUE for benefit in benefits)),
-        ("hurts (-1)", *(str(benefit.hurts) if benefit else MISSING_VALUE for benefit in benefits)),
-    ]
+    for label, effect in BENEFIT_ROWS.items():
+        rows.append((label, *(str(getattr(benefit, effect)) if benefit else MISSING_VALUE for benefit in benefits)))
     return _build_side_by_side("Accuracy of the greedy answers, 95 % intervals", runs, rows)
 
 
@@ -173,7 +171,8 @@ def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
         if curve is None:
             rows.append((run.name, f"no question has {indicator} and two graded answers"))
             continue
-        rows += [(run.name, *_make_saving_cells(point, curve)) for point in (curve.points[0], *curve.marks)]
+        nothing_skipped = curve.points[0]
+        rows += [(run.name, *_make_saving_cells(point, curve)) for point in (nothing_skipped, *curve.marks)]
         loss = format_points(curve.never - curve.always)
         rows.append((run.name, "never retrieve", "100.0 %", format_percent(curve.never), loss, "0.0"))
     columns = ("run", f"skip if {indicator} ≥", "saved", "accuracy", "against always", "against random")
@@ -205,13 +204,10 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
         if rate is None:
             rows.append((run.name, NO_MASK_ANSWERS))
             continue
-        cells = (
-            format_proportion(rate.is_mask, "no answer with certainty 1"),
-            format_proportion(rate.says_mask, "no answer with certainty 1"),
-            format_proportion(rate.under_mask, "no sampled MASK answers that all agree"),
-            format_proportion(rate.anywhere),
-        )
-        rows.append((run.name, *cells))
+        no_answer = "no answer with certainty 1"
+        is_mask, says_mask = (format_proportion(share, no_answer) for share in (rate.is_mask, rate.says_mask))
+        under_mask = format_proportion(rate.under_mask, "no sampled MASK answers that all agree")
+        rows.append((run.name, is_mask, says_mask, under_mask, format_proportion(rate.anywhere)))
     return TextTable("Copy rate", COPY_RATE_COLUMNS, _blank_repeats(rows))
 
 
@@ -286,7 +282,8 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     columns: tuple[str, ...] = ("change of mastery", "benefit", "question", "closed", "open")
     questions = getattr(run.boundary, name)[:MAX_EXTREMES]
     rows = [_make_question_cells(question) for question in questions] or [("", "", "none")]
-    if not any(measure_retrieval_change(question).mastery for question in questions):  # not sampled with passages
+    has_mastery = any(measure_retrieval_change(question).mastery for question in questions)
+    if not has_mastery:  # the answers were not sampled, so the first column would be empty
         columns = columns[1:]
         rows = [row[1:] for row in rows]
     return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows))

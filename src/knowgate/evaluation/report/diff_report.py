@@ -63,8 +63,7 @@ def describe_pairing(diff: EvaluationDiff) -> str:
     """Say whether A and B are compared question by question, or why not."""
     if diff.paired:
         return f"Differences are paired, over the {diff.paired:,} questions that A and B share."
-    no_questions = "share no questions (or one was saved without its decisions)"
-    shared = f"share {diff.shared:,} questions" if diff.shared else no_questions
+    shared = f"share {diff.shared:,} questions" if diff.shared else "share no questions (or one lacks its decisions)"
     return (
         f"A and B {shared}, and {diff.needed:,} are needed to compare them question by question. So they are compared as "
         "independent samples."

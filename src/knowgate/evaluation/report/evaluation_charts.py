@@ -51,7 +51,7 @@ class HighlightedPolicy:
 
 
 def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> HighlightedPolicy | None:
-    """Select the policy to highlight: the gate of the recommendation at its threshold, or else the best gate.
+    """Select the policy to highlight: the gate that the recommendation names, or else the best gate.
 
     Returns:
         None if no answers that used passages were recorded, or if no gate ranks questions.
@@ -59,15 +59,9 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
     if not evaluation.has_open_answers:
         return None
     name, threshold = recommendation.gate, recommendation.threshold
-    names_gate = name is not None and not recommendation.is_without_retrieval
-    if names_gate and threshold is not None:
-        return HighlightedPolicy(
-            evaluation.gate(name),
-            threshold,
-            skips=recommendation.skips,
-            right=recommendation.right,
-            is_recommended=recommendation.is_positive,
-        )
+    if name is not None and threshold is not None and not recommendation.is_without_retrieval:
+        gate, is_recommended = evaluation.gate(name), recommendation.is_positive
+        return HighlightedPolicy(gate, threshold, recommendation.skips, recommendation.right, is_recommended)
     best = next(iter(rank_gates(evaluation)), None)
     if best is None:
         return None

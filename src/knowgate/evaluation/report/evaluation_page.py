@@ -132,7 +132,7 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
         _make_cost_row(
             "seconds a question, searching and deciding",
             [_sum_seconds(cost, assumptions.search_seconds) for cost in policies],
-            lambda seconds: f"{seconds / SAVINGS_QUESTIONS:.3f}",  # of one question, unlike the other rows
+            lambda total: f"{total / SAVINGS_QUESTIONS:.3f}",  # per question; all other rows are totals
         ),
     )
     columns = ("", "always retrieve", "never", "with the gate", "the gate saves")
@@ -152,7 +152,7 @@ def _make_cost_row(
     Args:
         name: Name of the row.
         amounts: Amounts per question of always retrieving, never retrieving and using a gate; None if unknown.
-        format_amount: Formats the amount of `SAVINGS_QUESTIONS` questions.
+        format_amount: Formats the total amount of `SAVINGS_QUESTIONS` questions.
     """
     always, _, gated = amounts
     saved = None if always is None or gated is None else always - gated
@@ -228,10 +228,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
     yield _build_calibration_section(evaluation, policy)
     if evaluation.has_open_answers:
         title = "Pairs of gates, arbiter, parts and topics"
-        intro = (
-            "For each part of the questions: accuracy @ retrieval rate, and in brackets how many points that is above "
-            "random retrieval at the same rate."
-        )
+        intro = "Accuracy @ retrieval rate. In brackets: how many points it is above random retrieval at that rate."
         detail_tables = tables.build_detail_tables(evaluation)
         parts = [html.render_table(table, tables.COLUMN_DEFINITIONS) for table in detail_tables]
         yield html.render_folded_section("details", title, intro, parts)

@@ -111,7 +111,11 @@ def build_frontier_table(evaluation: Evaluation) -> TextTable:
 
 
 def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
-    """Make the row of a gate: accuracy at several retrieval rates, mean accuracy over all, and with a tuned threshold."""
+    """Make the row of a gate.
+
+    The cells are: accuracy at some retrieval rates; mean accuracy over all rates, of the gate and of chance; accuracy,
+    retrieval rate and number of questions with a tuned threshold.
+    """
     accuracies = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
     areas, tuning = [MISSING_VALUE] * 2, [MISSING_VALUE] * 3
     if gate.frontier:

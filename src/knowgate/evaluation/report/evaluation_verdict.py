@@ -87,8 +87,10 @@ class EvaluationVerdict:
     @property
     def label(self) -> str:
         """The level in words, such as 'Worth using' or 'Saves searches, not money'."""
-        is_unpaid = self.level in UNPAID_LEVELS.values() and self.costs.money is not None
-        return f"{LEVEL_LABELS[self.level]}, not money" if is_unpaid else LEVEL_LABELS[self.level]
+        label = LEVEL_LABELS[self.level]
+        saves_no_money = self.level in UNPAID_LEVELS.values()
+        # If costs are unknown, the label does not mention money.
+        return f"{label}, not money" if saves_no_money and self.costs.money is not None else label
 
     @property
     def text(self) -> str:
@@ -114,7 +116,15 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         key_figures = _list_key_figures(recommendation, costs)
         if not recommendation.guarantee:
             note = _describe_choice(recommendation, evaluation)
-        sentences = _describe_recommended_gate(evaluation, recommendation, costs, assumptions)
+        sentences = [
+            _describe_chance(recommendation),
+            recommendation.guarantee,
+            _describe_difference(recommendation),
+            _describe_arbiter(evaluation, recommendation),
+            _describe_losing_slices(recommendation),
+            _describe_calls(costs, assumptions.search_seconds),
+            _warn_about_distance(recommendation, evaluation),
+        ]
         if recommendation.saves_searches:
             sentences.append(f"{describe_savings(costs, assumptions)} {judge_note}".rstrip())
     else:
@@ -142,21 +152,6 @@ def _compare_costs(
         has_arbiter = bool(recommendation.arbiter)
         gated_cost = estimate_gated_cost(table, recommendation.held_out_skips, gate, has_arbiter=has_arbiter)
     return CostComparison(always_cost, never_cost, gated_cost, assumptions.prices)
-
-
-def _describe_recommended_gate(
-    evaluation: Evaluation, recommendation: Recommendation, costs: CostComparison, assumptions: CostAssumptions
-) -> list[str]:
-    """Describe what a recommended gate achieves. Sentences with nothing to say are empty."""
-    return [
-        _describe_chance(recommendation),
-        recommendation.guarantee,
-        _describe_difference(recommendation),
-        _describe_arbiter(evaluation, recommendation),
-        _describe_losing_slices(recommendation),
-        _describe_calls(costs, assumptions.search_seconds),
-        _warn_about_distance(recommendation, evaluation),
-    ]
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> str:
@@ -196,8 +191,7 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
     if recommendation.is_without_retrieval:
         return ""
     scores = evaluation.gate(str(recommendation.gate)).scores
-    share_unlike_training = scores.far
-    return format_far_warning(scores.gate, share_unlike_training, recommendation.n)
+    return format_far_warning(scores.gate, scores.far, recommendation.n)  # `far` is the share of such questions
 
 
 # --- a positive verdict ---------------------------------------------------------------------------
@@ -265,7 +259,7 @@ def _describe_difference(recommendation: Recommendation) -> str:
 
 
 def _name_questions(recommendation: Recommendation) -> str:
-    """Name the measured questions: held-out ones if the gate was chosen here."""
+    """Say on which questions a recommendation was measured: on held-out ones if cross-validation chose the gate."""
     was_chosen_here = recommendation.agreeing_folds and not recommendation.at_own_threshold
     return "on held-out questions" if was_chosen_here else "on these questions"
 
@@ -406,8 +400,7 @@ def describe_savings(costs: CostComparison, assumptions: CostAssumptions) -> str
         price = format_price(costs.break_even)
         break_even = f"; it pays if a search costs more than {price}" if costs.break_even else ""
         return f"{start}, but costs {money} more at {prices}{break_even}."
-    counts_only_searches = costs.gated.money(costs.prices) is None  # the cost of the LLM is unknown, but not higher
-    if counts_only_searches:
+    if costs.gated.money(costs.prices) is None:  # the cost of the LLM is unknown, but not higher: only searches count
         return f"{start}, worth {money} at {prices}, and makes no more LLM calls."
     return f"{start} and {money}, at {prices}."
 
