@@ -203,7 +203,7 @@ def test_an_arbiter_that_helps_is_inside_the_folder_and_used_with_the_gate(tmp_p
     test = write_rows(tmp_path / "test", pair_rows(200, seed=1))
     evaluation = evaluate(str(tmp_path / "policy"), test, resamples=0)
     assert evaluation.cascade.fingerprint == policy.gate.artifact.manifest["guarantee"]["arbiter"]["fingerprint"]
-    assert {line.gate for line in evaluation.cascade.lines} >= {"always", "policy"}
+    assert {line.gate for line in evaluation.cascade.results} >= {"always", "policy"}
 
 
 def test_without_open_book_answers_the_threshold_is_not_calibrated(tmp_path):
