@@ -11,14 +11,16 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from knowgate.data.history.entries import is_too_long
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.backend import CLIENT
+from knowgate.server import json_api, schemas
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
-from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, count_json_values, parse_json_object
+from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, count_json_values, parse_json_object, parse_request
 from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, FairLock, RequestSlots, UploadBudget
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -149,6 +151,43 @@ def test_many_values_are_allowed_where_no_gate_decides(serve):
     body = {"model": "m", "input": list(range(100_000))}
     assert httpx.post(f"{address}/v1/embeddings", json=body, timeout=30).status_code == 200
     assert httpx.post(f"{address}/v1/completions", json={**body, "prompt": "Who?"}, timeout=30).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field"),
+    [
+        (schemas.ChatRequest, {"messages": [[]] * 21_000}, "messages.0"),
+        (schemas.DecideRequest, {"messages": [[]] * 21_000}, "messages.0"),
+        (schemas.DecideRequest, {"questions": [1] * 21_000}, "questions.0"),
+        (schemas.RerankRequest, {"query": "Who?", "documents": [1] * 21_000}, "documents.0.str"),
+        (schemas.GatedRequest, {"knowgate": {"filter": {"id": [1] * 21_000}}}, "knowgate.filter.id.0"),
+        (schemas.GatedRequest, {"knowgate": {f"x{number}": 1 for number in range(5_000)}}, "knowgate"),
+        (schemas.GatedRequest, {"knowgate": {"filter": dict.fromkeys(map(str, range(5_000)))}}, "knowgate.filter"),
+    ],
+)
+def test_a_request_of_many_invalid_values_builds_few_errors(model, body, field):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    assert caught.value.error_count() <= 2
+    with pytest.raises(ApiError, match=f"'{field}' is invalid"):
+        parse_request(model, body)
+
+
+@pytest.mark.parametrize(("count", "is_parsed_in_thread"), [(1_000, False), (21_000, True)])
+def test_a_small_body_of_many_values_is_parsed_in_a_thread(serve, monkeypatch, count, is_parsed_in_thread):
+    parsing_threads = []
+
+    def parse(*args):
+        parsing_threads.append(threading.current_thread())
+        return parse_json_object(*args)
+
+    address, _ = serve(gate="never")
+    monkeypatch.setattr(json_api, "parse_json_object", parse)
+    assert _post(address, "x", CHAT + f"[{'1,' * count}1]}}").status_code == 200
+    loop_threads = []
+    monkeypatch.setattr(json_api, "is_large", lambda body: loop_threads.append(threading.current_thread()))
+    assert _post(address, "x", CHAT + "1}").status_code == 200
+    assert (parsing_threads[0] is not loop_threads[0]) == is_parsed_in_thread
 
 
 # --- filters and searches -------------------------------------------------------------------------

@@ -248,7 +248,7 @@ class Service:
     async def read_request(self, request: Request, max_values: int = json_api.MAX_JSON_VALUES) -> dict[str, Any]:
         """Return the received body of a request as a JSON object. Large bodies are parsed in a thread."""
         raw_body: bytes = request.state.body
-        if len(raw_body) <= json_api.LARGE_BODY_BYTES:
+        if not json_api.is_large(raw_body):
             return json_api.parse_json_object(raw_body, max_values)
         async with self._parser_lock:  # one at a time, because threads that parse slow down the event loop
             return await asyncio.to_thread(json_api.parse_json_object, raw_body, max_values)
