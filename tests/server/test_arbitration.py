@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -221,7 +222,7 @@ def test_only_the_beginning_of_a_stream_is_checked_for_acceptance(pieces):
 class FakeResponse:
     """A response whose body has arrived."""
 
-    headers = {}
+    headers: ClassVar = {}
 
     def __init__(self, chunks):
         self.content = self

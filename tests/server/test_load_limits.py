@@ -190,6 +190,64 @@ def test_a_small_body_of_many_values_is_parsed_in_a_thread(serve, monkeypatch, c
     assert (parsing_threads[0] is not loop_threads[0]) == is_parsed_in_thread
 
 
+class SlowParser:
+    """Parses bodies, but waits at the first one until it is released. `names` are those of the parsed bodies."""
+
+    def __init__(self, app, monkeypatch):
+        self.calls = app.state.service._parser_thread._calls
+        self.release = threading.Event()
+        self.names = []
+        monkeypatch.setattr(json_api, "parse_json_object", self.parse)
+
+    def parse(self, body, max_values):
+        value = parse_json_object(body, max_values)
+        self.names.append(value["user"])
+        assert self.release.wait(PATIENCE)
+        return value
+
+    def wait_for(self, count):
+        """Wait until as many bodies have started or wait."""
+        until(lambda: len(self.names) + len(list(self.calls)) == count)
+
+
+LARGE_CHAT = '{"model":"m","messages":[{"role":"user","content":"capital?"}],"x":"%s","user":"%s"}'
+
+
+def test_keys_take_turns_when_large_bodies_are_parsed(serve, tmp_path, monkeypatch):
+    busy, other = (add_key(tmp_path / "keys.json", name) for name in ("busy", "other"))
+    address, app = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    parser = SlowParser(app, monkeypatch)
+    requests = [(busy, "busy 1"), (busy, "busy 2"), (busy, "busy 3"), (other, "other")]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        replies = []
+        for count, (key, name) in enumerate(requests, 1):
+            replies.append(pool.submit(_post, address, key, LARGE_CHAT % ("x" * 70_000, name)))
+            parser.wait_for(count)
+        parser.release.set()
+        assert [reply.result().status_code for reply in replies] == [200] * len(requests)
+    assert parser.names == ["busy 1", "other", "busy 2", "busy 3"]
+
+
+def test_a_waiting_body_whose_client_has_left_is_not_parsed(serve, monkeypatch):
+    address, app = serve(gate="never")
+    parser = SlowParser(app, monkeypatch)
+    parts = urlsplit(address)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(_post, address, "x", LARGE_CHAT % ("x" * 70_000, "first"))
+        parser.wait_for(1)
+        body = LARGE_CHAT % ("x" * 70_000, "gone")
+        with socket.create_connection((parts.hostname, parts.port)) as connection:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall((head + body).encode())
+            parser.wait_for(2)
+        until(lambda: app.state.service.active_requests.count == 1)  # the server has noticed
+        last = pool.submit(_post, address, "x", LARGE_CHAT % ("x" * 70_000, "last"))
+        parser.wait_for(3)
+        parser.release.set()
+        assert [reply.result().status_code for reply in (first, last)] == [200, 200]
+    assert parser.names == ["first", "last"]
+
+
 # --- filters and searches -------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from knowgate.models.backend import FairExecutor
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server import json_api, load_limits, schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
@@ -77,7 +78,7 @@ class Service:
         self.active_requests = RequestSlots(options.waiting, max_per_client)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self.upload_budget = UploadBudget(options.largest_body)
-        self._parser_lock = asyncio.Lock()
+        self._parser_thread = FairExecutor(1)  # only one, because threads that parse slow down the event loop
         self._deletion_lock = load_limits.FairLock()
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
         if options.otel:
@@ -152,6 +153,7 @@ class Service:
             await self.learner.close()
         close_gate_service = self.gate_service.make_closer()
         close_gate_service()
+        self._parser_thread.shutdown(wait=False, cancel_futures=True)
         await self.snapshot_exchange.close()
         for component in (self.decision_log, self.metrics, self.spans, self.rate_limiter):
             if component is not None:
@@ -246,12 +248,15 @@ class Service:
             )
 
     async def read_request(self, request: Request, max_values: int = json_api.MAX_JSON_VALUES) -> dict[str, Any]:
-        """Return the received body of a request as a JSON object. Large bodies are parsed in a thread."""
+        """Return the received body of a request as a JSON object.
+
+        Large bodies are parsed in a thread. API keys take turns, and a body whose client has left is not parsed.
+        """
         raw_body: bytes = request.state.body
         if not json_api.is_large(raw_body):
             return json_api.parse_json_object(raw_body, max_values)
-        async with self._parser_lock:  # one at a time, because threads that parse slow down the event loop
-            return await asyncio.to_thread(json_api.parse_json_object, raw_body, max_values)
+        parse = partial(json_api.parse_json_object, raw_body, max_values)
+        return await run_while_connected(request, load_limits.run_in_thread(self._parser_thread, parse))
 
     @property
     def deadline(self) -> float:
