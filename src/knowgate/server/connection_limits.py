@@ -102,7 +102,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._ends_with_connection = False  # whether the end of the connection marks the end of the current response
         self._responded_early = False  # whether a response started before the body of its request was complete
         self._address = ""
-        self.app = partial(self._run_in_turn, self.app)  # type: ignore[assignment]
+        self.app = partial(self._run_in_turn, self.app)
         # All connections of a server process share its state, so the connections by address are stored there.
         shared = vars(self.server_state)
         self._addresses: defaultdict[str, AddressConnections] = shared.setdefault(

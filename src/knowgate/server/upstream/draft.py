@@ -360,16 +360,19 @@ async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> Tok
     """
     if draft.has_ended and draft.remaining_lines is not None:
         await draft.read_to_end()  # the token counts follow the answer
-    # A large answer is parsed in a thread, so that other requests need not wait.
-    size = len(draft.content) + sum(map(len, draft.lines))
-    usage = await response_body.run_for_size(size, functools.partial(_find_usage, draft))
+    return await asyncio.to_thread(_count_tokens, draft, request)  # because both texts can be large
+
+
+def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
+    """Return the token counts of a draft as `measure_draft` does."""
+    usage = _find_usage(draft)
     prompt_tokens = usage.get("prompt_tokens")
     if not isinstance(prompt_tokens, int):
-        prompt_tokens = await asyncio.to_thread(lambda: round(estimate_tokens(json.dumps(request.get("messages")))))
+        prompt_tokens = round(estimate_tokens(json.dumps(request.get("messages"))))
     completion_tokens = usage.get("completion_tokens")
     if not isinstance(completion_tokens, int):
         text = draft.completion.text if draft.completion is not None else ""
-        completion_tokens = await response_body.run_for_size(len(text), lambda: round(estimate_tokens(text)))
+        completion_tokens = round(estimate_tokens(text))
     return TokenUsage(prompt_tokens, completion_tokens)
 
 
