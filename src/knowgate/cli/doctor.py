@@ -37,8 +37,7 @@ OPTIONAL_PACKAGES = {
     "pypdf": ("pypdf", "pdf"),
     "faiss-cpu": ("faiss", "faiss"),
 }
-REQUIRED_SERVER_MODULES = ("starlette", "uvicorn", "aiohttp", "prometheus_client")
-FAST_SERVER_MODULES = ("uvloop", "httptools")
+SERVER_MODULES = ("starlette", "uvicorn", "httptools", "aiohttp", "prometheus_client")
 UPSTREAM_TIMEOUT = 3.0  # seconds to wait for a connection to the upstream server
 MIN_FREE_GB = 2
 
@@ -203,11 +202,10 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
 
 
 def _check_server_packages() -> Finding:
-    """Check whether the packages of the server are installed. Some are optional."""
-    missing = [name for name in (*REQUIRED_SERVER_MODULES, *FAST_SERVER_MODULES) if not _is_installed(name)]
+    """Check whether the packages of the server are installed."""
+    missing = [name for name in SERVER_MODULES if not _is_installed(name)]
     if missing:
-        is_broken = not set(missing).isdisjoint(REQUIRED_SERVER_MODULES)
-        return Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", is_broken)
+        return Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", is_broken=True)
     return Finding("server", "all packages are installed")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from knowgate.core.validation import MAX_DEPTH, check_parsed_value
+from knowgate.core.validation import MAX_DEPTH, check_json_depth
 from knowgate.errors import BadInput
 from knowgate.models.backend import FairExecutor
 from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values, load_json
@@ -89,9 +89,9 @@ def parse_upstream_json(content: bytes) -> Any:
     if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
         raise InvalidResponse(f"the body of the reply has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
-        value = load_json(content.decode("utf-8-sig", "surrogatepass"))  # `knowgate` is added to the bytes as UTF-8
-        if content.count(b"[") + content.count(b"{") > MAX_DEPTH:  # other texts cannot be nested too deeply
-            check_parsed_value(value, "the response", allow_surrogates=True)
+        text = content.decode("utf-8-sig", "surrogatepass")  # `knowgate` is added to the bytes as UTF-8
+        value = load_json(text)
+        check_json_depth(text, "the response")
     except (RecursionError, BadInput):
         raise InvalidResponse(f"the JSON is nested more than {MAX_DEPTH} levels deep") from None
     except ValueError:
