@@ -96,7 +96,7 @@ def test_a_reloaded_gate_gives_the_same_scores(spoken, examples):
 def test_its_threshold_limits_the_loss_and_it_reads_a_draft(spoken):
     gate = GainGate.load(str(spoken))
     assert (gate.needs, gate.request.draft_tokens) == ({Signal.DRAFT}, 64)
-    assert any(note.startswith("its threshold saves most searches") for note in gate.artifact.manifest["notes"])
+    assert any(note.startswith("its threshold saves the most searches") for note in gate.artifact.manifest["notes"])
 
 
 def test_with_folds_all_questions_are_training_questions(few, tmp_path):

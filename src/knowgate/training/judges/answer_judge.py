@@ -81,7 +81,7 @@ class AnswerTask:
         base: Model to fine-tune; None for the answering LLM.
         bits: Bits per weight of the base, 4 or 8; 0 for its default precision.
         labels: Probability that each closed-book answer is right; None for the grades (1 for right, 0 for wrong).
-        both: Learn from the open-book answers (with passages), too, not only from the closed-book answers.
+        both: Whether to learn from the open-book answers (with passages), too, not only from the closed-book answers.
     """
 
     gate: str
@@ -105,7 +105,7 @@ def train_answer_judge(
     Args:
         task: Base model, prompt and labels.
         examples: The training data.
-        members: The trainings to run, one per member of the ensemble.
+        members: The models to train, each with its hyperparameters and rows. Several models form an ensemble.
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
@@ -248,7 +248,7 @@ def make_answer_training(
 def plan_answer_ensemble(
     examples: Examples, options: AnswerJudgeFitOptions, training: JudgeTrainingOptions
 ) -> list[EnsembleMember]:
-    """Plan one training per seed, or one per fold of the questions."""
+    """Plan the trainings of an ensemble: one per seed or, with `folds`, one per fold of the questions."""
     texts = [question.text for question in examples.questions]
     return plan_ensemble(examples.split, training, options.seeds, options.folds, texts)
 
@@ -256,7 +256,7 @@ def plan_answer_ensemble(
 def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
     """Define the task of a judge: predict whether an answer is right, from its first tokens.
 
-    It reads at most as many tokens as were recorded.
+    The judge reads at most as many tokens of an answer as were recorded.
 
     Args:
         examples: Questions with recorded and graded answers.
@@ -326,8 +326,8 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
     Args:
         examples: The training data.
         teacher: Folder of the teacher.
-        indices: Rows that get such labels. The labels of the others, such as those that decide when training stops, are
-            their grades.
+        indices: Rows that get such labels. The labels of all other rows, such as those that decide when training stops,
+            are their grades.
 
     Raises:
         BadSetting: The teacher predicts something else, or needs more than the texts of question and answer.
@@ -358,5 +358,7 @@ def describe_teacher(examples: Examples, teacher: str, indices: Collection[int])
     note = f"distilled from the gate '{Path(teacher).name}': its probability and the grade count half each"
     n_seen = int(mark_seen_rows(examples.table.subset(sorted(indices)), teacher).sum())
     if n_seen:
-        note += f"; it was itself trained on {n_seen} of the {len(indices)} rows, where it adds less"
+        note += (
+            f"; the teacher was itself trained on {n_seen} of these {len(indices)} rows and adds less to their labels"
+        )
     return note

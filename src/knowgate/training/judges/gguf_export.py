@@ -48,8 +48,8 @@ class ExportedJudge:
     Attributes:
         folder: Folder of the new gate.
         megabytes: Size of its GGUF files.
-        max_deviation: Largest change of a probability that the export caused, measured on a few fixed questions; None if
-            llama.cpp is not installed.
+        max_deviation: Largest difference between a probability before and after the export, over a few fixed questions;
+            None if llama.cpp is not installed.
     """
 
     folder: Path
@@ -140,7 +140,7 @@ def _write_member(
 def _predict_checks(
     prompt_name: str, judge: causal_judge.CausalJudge, tokens: int
 ) -> tuple[causal_judge.ReferencePrompt, ...]:
-    """Predict the check questions, to compare the predictions after the export."""
+    """Predict how probably the answers to the check questions are right, as a reference for the exported judge."""
     questions = [Question(question) for question, _ in CHECK_QUESTIONS]
     answers = [answer for _, answer in CHECK_QUESTIONS]
     prompts = encode_answers(prompt_name, judge, questions, answers, tokens)

@@ -266,10 +266,10 @@ class CandidateFitter:
         return needs[self.evidence.fit_rows]
 
     @cached_property
-    def _margins(self) -> dict[str, Vector]:
-        """The judge's log-odds of each row, as a signal of a stack."""
+    def _judge_margins(self) -> dict[str, Vector]:
+        """The judge's log-odds for each row, by the judge's name in a stack (a gate that combines judges with signals)."""
         judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
-        return {name_judge(0): compute_margin(judge_scores)}
+        return {name_judge(0): compute_margin(judge_scores)}  # these stacks have a single judge
 
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:
         """Fit the gate of a recipe. A fusion gets the shared embedder, a stack also the scores of the judges."""
@@ -278,7 +278,7 @@ class CandidateFitter:
         if recipe.gate == "fusion":
             return fit_fusion(examples, **recipe.options, embedder=self.evidence.embedder)
         if recipe.gate == "stack":
-            return fit_fusion(examples, cheap=True, margins=self._margins, embedder=self.evidence.embedder)
+            return fit_fusion(examples, cheap=True, judge_margins=self._judge_margins, embedder=self.evidence.embedder)
         return cast(FitResult, self._call(load_fit_function(recipe.gate), examples, recipe.options, work))
 
     def _call(self, function: FitFunction, data: Examples | AnswerPairs, options: Mapping[str, Any], work: Path) -> Any:
