@@ -78,9 +78,8 @@ def fit_lora_arbiter(
 
 def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
     """Return the hyperparameters. Prompts may be longer if they contain passages."""
-    rate = options.learning_rate  # with `full`, None stands for the default of a full fine-tune
-    if rate is None and not options.full:
-        rate = ARBITER_LEARNING_RATE
+    default_rate = None if options.full else ARBITER_LEARNING_RATE  # None: the usual rate for training all weights
+    rate = options.learning_rate or default_rate
     training = make_answer_training(options.epochs, batch=32, rate=rate, full=options.full, seed=seed)
     max_tokens = MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS
     return replace(training, max_tokens=max_tokens)
@@ -98,9 +97,7 @@ def _predict_right(fitted: FittedJudge, encoder: PairEncoder, indices: Sequence[
 def _check_passages(pairs: AnswerPairs, n_passages: int) -> None:
     """Raise BadSetting if the judge should read passages but the label runs contain none."""
     if n_passages and not any(pair.passages for pair in pairs.answers):
-        raise BadSetting(
-            f"passages={n_passages} needs answers with passages. Label with `index`, or leave `passages` out."
-        )
+        raise BadSetting(f"passages={n_passages} needs answers with passages. Label with `index`, or use passages=0.")
 
 
 @dataclass(frozen=True)

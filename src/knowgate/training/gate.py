@@ -119,7 +119,7 @@ def _check_arguments(name: str, runs: RunsLike, options: FitOptions) -> None:
 
 
 def list_fittable_gates() -> list[str]:
-    """List the names of gates to fit, first built-in ones, then plugins."""
+    """List the names of the gates that can be fitted: first built-in gates, then plugins."""
     built_in = [name for name, entry in FITTED_GATES.items() if entry.fit]
     return [*built_in, *sorted(set(find_plugins(FIT_ENTRY_POINTS)) - set(built_in))]
 
@@ -150,9 +150,8 @@ def _load_examples(paths: Sequence[Path], function: fit_function.FitFunction, op
         raise BadSetting(
             "target='gain' works only with the gates 'fusion' and 'gain'. Fit one of them, or use target='benefit'."
         )
-    target = options.target or required.target
     layers = None if required.reads_states else ()  # None: hidden states of all layers
-    examples = load_examples(paths, target=target, layers=layers, seed=options.seed)
+    examples = load_examples(paths, target=options.target or required.target, layers=layers, seed=options.seed)
     if options.max_loss is not None and examples.table.open_book_right is None:
         raise BadSetting(
             f"max_loss={options.max_loss} needs answers with passages, but the label runs (recorded answers) have none. Run "

@@ -124,7 +124,7 @@ def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, see
 def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], FloatArray]) -> list[str]:
     """Return notes for the model card of a balanced probe.
 
-    Balanced means: trained on as many known as unknown questions.
+    A balanced probe was trained on as many known as unknown questions.
 
     Args:
         examples: The balanced examples.
@@ -148,7 +148,7 @@ def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], F
 
 
 def _describe_sizes(counts: Mapping[str, int]) -> str:
-    """Describe the number of known and unknown questions of each class, and where the paper has more of them."""
+    """Describe the number of known and of unknown questions in each split, and which splits are larger in the paper."""
     note = "balanced: " + ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
     return f"{note}; the runs are too small for the paper's {', '.join(short)}" if short else note
@@ -180,13 +180,13 @@ def _resolve_layer(layer: str, settings: Mapping[str, Any]) -> int:
     """Return the number of a layer from a number or a name such as 'mid'.
 
     Returns:
-        The number; -1 if the name is unknown, or if the label runs do not tell which layer it means.
+        The number; -1 if the name is unknown, or if the label runs do not say which layer has this name.
     """
     if layer.isdigit():
         return int(layer)
     if layer in NAMED_LAYERS and settings.get("depth"):
         return named_layers(int(settings["depth"]))[layer]
-    # Older label runs do not record the depth, but those with SeaKR's signal record the middle layer.
+    # Older label runs do not record the depth. If they have SeaKR's signal, they record the number of the middle layer.
     if layer == "mid" and settings.get("seakr_layer"):
         return int(settings["seakr_layer"])
     return -1

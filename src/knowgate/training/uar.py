@@ -165,7 +165,7 @@ def prefix_tensors(head: str, tensors: Tensors) -> Tensors:
 
 
 def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
-    """Return for each question whether its label asks for retrieval.
+    """Return for each question whether its label says that it needs retrieval.
 
     Raises:
         BadInput: A question has no label, or there are too few questions of one kind.
@@ -186,7 +186,10 @@ def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
 def _check_inputs(
     examples: Examples, model: Model, prompts: AnswerPrompts, criteria: Mapping[str, Sequence[Question]]
 ) -> None:
-    """Raise BadSetting if questions or hidden states are missing, or the LLM is another one."""
+    """Raise BadSetting if questions of a criterion or hidden states are missing, or the label run has another LLM.
+
+    `criteria` holds the training questions of each criterion, by its name.
+    """
     if set(criteria) != set(CRITERIA):
         raise BadSetting(
             f"the gate 'uar' needs question sets for {', '.join(CRITERIA)}. `criteria` has: {', '.join(criteria) or 'none'}."
@@ -214,13 +217,16 @@ def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: i
 
 
 def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]]) -> str:
-    """Measure the whole UAR gate (a tree of four classifiers) on the test split.
+    """Measure the AUROC of the whole UAR gate (a tree of four classifiers, called heads) on the test split.
 
     Args:
         examples: The label rows.
         states: Hidden state of each row.
         tensors: Weights of all heads.
-        calibrations: Calibrations of the other three heads.
+        calibrations: Calibrations of the three heads for `CRITERIA`. The head 'self' is calibrated here.
+
+    Returns:
+        A note for the model card.
     """
     split = examples.split
     needed = examples.needed
@@ -229,7 +235,7 @@ def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrat
     unknown = apply_calibration(self_scores[split.test], calibration)
     heads = apply_heads(tensors, calibrations, states[split.test], unknown)
     score = _format_auroc(auroc(needed[split.test], apply_soft_tree(heads)))
-    return f"the metrics are those of the head self; the whole tree has AUROC {score} on the same test split"
+    return f"the metrics are those of the head 'self' alone; the whole tree has AUROC {score} on the same test split"
 
 
 def _format_auroc(score: float | None) -> str:

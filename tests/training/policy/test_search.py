@@ -146,7 +146,10 @@ def test_a_policy_that_fails_on_the_test_questions_is_rejected_and_shown_with_th
     assert "points less; at most 1 is allowed" in rejected.failure
     card = (policy.path / "README.md").read_text(encoding="utf-8")
     assert f"| rejected: {rejected.name}, cross-validated | {rejected.result.searches:.1%} |" in card
-    assert "No policy passed all checks. The row 'rejected' shows the one that looked best" in policy.summary[1]
+    assert (
+        "No policy passed all checks. The row 'rejected' shows the results of the best-looking policy"
+        in policy.summary[1]
+    )
     assert rejected.failure in card
 
 

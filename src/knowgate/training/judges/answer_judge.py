@@ -207,9 +207,7 @@ def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTra
     """Return the hyperparameters of the options. Defaults differ between causal models and encoders."""
     base = options.base or ""
     is_encoder = is_encoder_spec(base)
-    epochs = options.epochs
-    if epochs is None:
-        epochs = 4 if is_encoder else 2
+    epochs = options.epochs or (4 if is_encoder else 2)
     rate = options.learning_rate
     if rate is None and is_encoder:
         rate = ENCODER_LEARNING_RATES.get(base, ENCODER_LEARNING_RATE)

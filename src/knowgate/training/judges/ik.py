@@ -57,8 +57,7 @@ def fit_ik(
     if options.mode == "text":
         return fit_ik_text(examples, tokens=options.tokens)
     _check_draft_length(examples, options.tokens)
-    rate = options.learning_rate
-    default = make_answer_training(options.epochs, batch=32, rate=rate, full=options.full, seed=seed)
+    default = make_answer_training(options.epochs, batch=32, rate=options.learning_rate, full=options.full, seed=seed)
     members = plan_ensemble(examples.split, training or default)
     task = AnswerTask("ik", options.tokens, options.base)
     result = train_answer_judge(task, examples, members, work=work, watch=watch)

@@ -122,8 +122,7 @@ def _measure_verdict(
     known = np.array([getattr(examples.rows[index].closed, head) >= thresholds[head] for index in test])
     predicted = score_rows(test) < RAW_THRESHOLD
     accuracy = float((predicted == known).mean())
-    share_known = float(known.mean())
-    majority = max(share_known, 1 - share_known)
+    majority = float(max(known.mean(), 1 - known.mean()))  # accuracy of predicting the more frequent class
     return [
         f"its own verdict (P(True) > P(False)) on the test split: '{head} >= {thresholds[head]:g}' is predicted right for "
         f"{accuracy:.1%} (majority {majority:.1%}); it says True for {float(predicted.mean()):.1%}. Decide by it: "
