@@ -79,10 +79,12 @@ FitPairs = Callable[[AnswerPairs, int | None], ArbiterResult]
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     """Return the fixed rules in the form of a trained arbiter. Nothing is learned."""
 
-    def apply_rules(indices: Sequence[int]) -> FloatArray:
+    def score(indices: Sequence[int]) -> FloatArray:
         return fitted_arbiter.estimate_by_rules([pairs.answers[index] for index in indices])
 
-    return ArbiterResult("fitted-rules", {}, frozenset(), wants_passages=False, raw=apply_rules, is_calibrated=True)
+    return ArbiterResult(
+        "fitted-rules", options={}, needs=frozenset(), wants_passages=False, raw=score, is_calibrated=True
+    )
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,8 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
     """Calibrate a trained arbiter, measure it on the test split, and write its folder."""
     calibrations = _fit_calibrations(result, pairs)
-    predictions = result.raw(pairs.split.test.tolist()).T  # one row per side
-    sides = zip(predictions, arbiter_features.ANSWER_SIDES, strict=True)
+    uncalibrated = result.raw(pairs.split.test.tolist()).T  # two rows: closed-book and open-book answers
+    sides = zip(uncalibrated, arbiter_features.ANSWER_SIDES, strict=True)
     beliefs = [apply_calibration(values, calibrations[side]) for values, side in sides]
     metrics = _measure(np.stack(beliefs, axis=1), pairs)
     manifest = {

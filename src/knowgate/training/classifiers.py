@@ -290,9 +290,9 @@ def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy
     Returns:
         The score; None if the AUROC is not defined because all rows are of one class, or if there are no rows.
     """
-    if by_accuracy and len(needed):
-        return float(((margins > 0) == needed).mean())
-    return auroc(needed, margins)
+    if not len(needed):
+        return None
+    return float(((margins > 0) == needed).mean()) if by_accuracy else auroc(needed, margins)
 
 
 class _Network:

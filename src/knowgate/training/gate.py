@@ -43,8 +43,8 @@ class FitOptions(Options):
     )
     max_loss: float | None = option(
         None,
-        "Limit for the default threshold: the share of right answers on held-out questions that it may lose, "
-        "minus those that it gains. Default: 0.01.",
+        "How much accuracy on held-out questions the default threshold may lose, compared with always retrieving. "
+        "Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",
@@ -98,9 +98,8 @@ def fit(
         from knowgate.training.gate_artifact import save_fitted
 
         examples = _load_examples(resolve_run_paths(runs), function, options)
-        work = checkpoint_folder(folder)
         result = fit_function.call_fit_function(
-            function, examples, gate_options, seed=options.seed, work=work, watch=watch
+            function, examples, gate_options, seed=options.seed, work=checkpoint_folder(folder), watch=watch
         )
         save_options = options.model_dump(include={"threshold", "max_loss", "keep_questions"})
         save_fitted(result, examples, folder, command=command, **save_options)

@@ -252,7 +252,7 @@ class PreferenceLabeler:
     def _get_splits(self, questions: Sequence[Question]) -> list[str]:
         """Return "train", "dev" or "test" for each question.
 
-        Gates are fitted on the same splits, so their test questions train no reranker.
+        Gates use the same splits, so that no reranker is trained on questions that a gate is tested on.
         """
         if self.split:
             return [self.split] * len(questions)
@@ -360,5 +360,5 @@ def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | Non
         """Return the number of tokens of the text up to the character with this index."""
         return len(model.tokenize(text[: last + 1]))
 
-    # Bisection works, because a longer start has at least as many tokens, except for a merge at its very end.
+    # Bisection works, because the number of tokens grows with the text (apart from merges of its last characters).
     return text[: bisect_right(range(len(text)), n_tokens, key=count_tokens)]

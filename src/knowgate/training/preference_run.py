@@ -340,6 +340,7 @@ def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProg
         rows: The rows of the latest batch.
         progress: The progress before this batch.
     """
+    # Bare rows have no candidate passages. Failed rows may have had some.
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
     raise BadInput(
@@ -363,7 +364,9 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
 
 @dataclass(frozen=True)
 class PreferenceJobSpec:
-    """A measurement of passages, described by names only, so that other machines can load its parts.
+    """Describes a measurement of how passages help an LLM, by names only.
+
+    Other machines receive the description, and load the LLM, the index and the probe by their names.
 
     Attributes:
         model: Name of the LLM.

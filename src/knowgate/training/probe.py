@@ -130,13 +130,14 @@ def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], F
         examples: The balanced examples.
         score_rows: Returns the raw scores of the questions with the given indices.
     """
+    # Half of the questions are known.
     counts = {name: len(getattr(examples.split, name)) // 2 for name in BALANCED_SIZES}
     notes = [_describe_sizes(counts)]
     if counts["train"] < MIN_KNOWN_ROWS:
         notes.append(
-            f"only {counts['train']} training questions of each class: below {MIN_KNOWN_ROWS} the raw confidence shows "
-            "how far the probe overfits, so a fixed beta such as 0.95 means little. Label more questions, or use the "
-            "calibrated need"
+            f"only {counts['train']} training questions of each class: with fewer than {MIN_KNOWN_ROWS}, the raw "
+            "confidence mostly reflects overfitting, so a fixed beta such as 0.95 means little. Label more questions, or use "
+            "the calibrated need"
         )
         log.warning("the balanced probe has %s", notes[-1])
     test = examples.split.test
@@ -148,7 +149,10 @@ def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], F
 
 
 def _describe_sizes(counts: Mapping[str, int]) -> str:
-    """Describe the number of known and of unknown questions in each split, and which splits are larger in the paper."""
+    """Describe the sizes of the balanced splits, and which of them are smaller than in the paper.
+
+    `counts` is the number of known questions in each split. There are as many unknown questions.
+    """
     note = "balanced: " + ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
     return f"{note}; the runs are too small for the paper's {', '.join(short)}" if short else note

@@ -132,7 +132,7 @@ class WeightSelection:
         questions: Number of dev questions.
         base: P@1 of the base.
         chosen: P@1 of the chosen weights; never lower than that of the base.
-        share: Share of the trained weights in the average; 0 for the base itself.
+        share: Share of the trained weights: the chosen weights are share * trained + (1 - share) * base.
         update: Update after which the trained weights were taken.
         history: Update and P@1 of each measurement, beginning with the base.
     """
@@ -204,7 +204,7 @@ class WeightSelector:
     def finish(self) -> WeightSelection:
         """Load the best weights into the model, and describe the selection.
 
-        Averages of old and trained weights are tried, too.
+        Averages of old and trained weights are tried, too. The P@1 of the trained weights is already known.
         """
         _, base = self._history[0]  # P@1 before the training
         best = base

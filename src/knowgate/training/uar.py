@@ -74,9 +74,10 @@ def fit_uar_heads(
     *,
     watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
 ) -> fit_function.FitResult:
-    """Train the four linear classifiers (heads) of the UAR paper on hidden states.
+    """Train the four linear classifiers (heads) of the UAR paper on hidden states before the answer.
 
-    The head 'self' predicts which answers the LLM does not know.
+    The head 'self' predicts which answers the LLM does not know. One head for each of the three criteria predicts whether a
+    question needs retrieval by this criterion.
 
     Args:
         examples: Label runs of the same model, with the last layer's states. The head 'self' is trained on them.
@@ -127,8 +128,8 @@ def _fit_criterion(
     Questions that do not fit into the context window are left out.
     """
     prompts = [answer_prompts.closed(question) for question in questions]
-    usable = np.flatnonzero(model.fits(prompts, 1)).tolist()
-    truth = _read_verdicts([questions[i] for i in usable], name)  # whether each needs retrieval, by this criterion
+    usable = np.flatnonzero(model.fits(prompts, max_tokens=1)).tolist()
+    truth = _read_verdicts([questions[i] for i in usable], name)  # whether each question needs retrieval
     states = _read_states(model, [prompts[i] for i in usable], f"reading {name}", watch)
     held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
     tensors = prefix_tensors(name, train_uar_head(states[~held_out], truth[~held_out]))
@@ -228,8 +229,7 @@ def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrat
     Returns:
         A note for the model card.
     """
-    split = examples.split
-    needed = examples.needed
+    split, needed = examples.split, examples.needed
     self_scores = apply_head(tensors, SELF_HEAD, states)
     calibration = fit_platt_scaling(self_scores[split.calibration], needed[split.calibration])
     unknown = apply_calibration(self_scores[split.test], calibration)

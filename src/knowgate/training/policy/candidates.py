@@ -138,7 +138,7 @@ def make_judge_options(base: str) -> dict[str, Any]:
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
     """Return the spec of the judge's base model, or None to try no judge.
 
-    Without the option `base`, it depends on the LLM, the GPU and the number of rows.
+    Without the option `base`, the choice depends on the LLM, on the GPU, and on the number of rows and their signals.
     """
     if options.base is not None:
         return None if options.base == "none" else options.base
@@ -146,14 +146,15 @@ def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> st
     if has_gpu and (model == "smollm" or model.startswith(("hf:", "gguf:"))):
         return model
     has_signals = evidence.has_logprobs or evidence.has_states
-    is_cheap_enough = has_gpu or (len(evidence.table) <= MAX_CPU_ROWS and not has_signals)
-    return "small" if is_cheap_enough else None
+    # Without a GPU, judges are slow. They are tried only on few rows, and only if there are no signals for faster gates.
+    is_worth_trying = has_gpu or (len(evidence.table) <= MAX_CPU_ROWS and not has_signals)
+    return "small" if is_worth_trying else None
 
 
 def learns_gain(evidence: Evidence, base: str) -> bool:
-    """Return whether judges also learn to predict whether answers with passages are right.
+    """Return whether judges learn a second task, for the target 'gain': whether the answer with passages is right.
 
-    Encoders do not, because the training would take twice as long.
+    It doubles the training time, so encoders, which are often trained without a GPU, do not learn it.
     """
     return evidence.has_both_answers and not is_encoder_spec(base) and has_both_classes(evidence, "gain")
 
@@ -220,11 +221,11 @@ class CandidateFitter:
 
     @contextmanager
     def report_failure(self, name: str) -> Iterator[None]:
-        """Report a failed fit inside the `with` body, and leave the candidate out."""
+        """Turn an error inside the `with` body into a message, so that the search goes on without this candidate."""
         try:
             yield
         except (BadInput, BadSetting, UnsupportedSignal, WeightsError) as error:
-            self.watch(FitProgress(0, 1, "folds", name, f"{name} was left out: {error}", True))
+            self.watch(FitProgress(0, 1, "folds", name, f"{name} was left out: {error}", is_milestone=True))
 
     def _cross_fit(self, recipe: GateRecipe) -> FloatArray:
         """Predict the need for retrieval of each row by cross-validation.
@@ -355,8 +356,8 @@ class CandidateFitter:
         return cast(ArbiterResult, self._call(load_arbiter_fit_function(name), pairs, options, work))
 
     def choose_by_rules(self) -> BoolArray:
-        """Return for which rows the arbiter `rules` chooses the answer without passages."""
-        beliefs = compute_beliefs(RULES_ARBITER, self.evidence.make_pairs(HELD_OUT).answers)
+        """Return for each row (held out or not) whether the arbiter `rules` prefers the answer without passages."""
+        beliefs = compute_beliefs(RULES_ARBITER, self.evidence.make_pairs(HELD_OUT).answers)  # pairs of all rows
         return np.array([belief is not None and belief.prefers_closed for belief in beliefs], dtype=bool)
 
     def fit_arbiter(self, name: str, command: str) -> tuple[BoolArray | None, Path | None]:
@@ -382,11 +383,11 @@ class CandidateFitter:
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
-    """Fit a gate on one feature of the draft, such as its smallest token probability."""
+    """Fit a fusion gate with a single feature of the draft, such as its smallest token probability."""
     values = feature_matrix([feature], examples.questions, examples.readings)  # questions x 1
     rows = np.concatenate([examples.split.train, examples.split.dev])
     classifier = fit_linear(values[rows], examples.needed[rows])
-    # 'cheap' means no sampled answers and no extra passes; 'early' would decide at the first token of the draft.
+    # Options of a fusion gate. It is cheap, as it needs no sampled answers, but not early, as it reads the whole draft.
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
     request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
     tensors = {f"fusion.{name}": value for name, value in classifier.items()}

@@ -191,7 +191,11 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
 
 
 def _describe_failure(estimate: PolicyResult, fallback: PolicyChoice, limits: SafetyLimits) -> str:
-    """Describe why a cross-validated policy is unsafe or not worth more than the constant policy; '' if it is neither."""
+    """Describe why a cross-validated policy is not used: it is unsafe, or not worth more than the constant policy.
+
+    Returns:
+        The reason; '' if the policy can be used.
+    """
     failure = estimate.describe_violation(limits, fallback.reference.name)
     if not failure and estimate.value <= fallback.constant.value:
         failure = f"it is not worth more than {fallback.constant.name}"
@@ -216,7 +220,7 @@ def _choose_constant(questions: GradedQuestions) -> PolicyChoice:
 def _explain_constant(questions: GradedQuestions, choice: PolicyChoice) -> PolicyChoice:
     """Add the reason why a constant policy was chosen, and how many questions could prove another policy safe."""
     nearest = _find_nearest_unproven(questions, choice.constant)
-    if nearest is None:
+    if nearest is None:  # it is not for lack of proof that no other policy was chosen
         _, reason = _select(questions, choice.tried)
         return replace(choice, reason=reason)
     violation = nearest.describe_violation(questions.options, choice.reference.name)
@@ -350,17 +354,17 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
 
     An arbiter may choose between the two answers after always retrieving.
     """
-    plain = questions.evaluate_constant(ALWAYS)
+    without_arbiter = questions.evaluate_constant(ALWAYS)
     never = questions.evaluate_constant(NEVER)
-    if never.is_safe(questions.options) and never.value > plain.value:
-        plain = never
+    if never.is_safe(questions.options) and never.value > without_arbiter.value:
+        without_arbiter = never
     arbitrated = [questions.evaluate_constant(ALWAYS, arbiter) for arbiter in questions.arbiters]
     safe = [result for result in arbitrated if result.is_safe(questions.options)]
     if not safe:
-        return plain
-    best = _prefer_simple(safe)
-    gain, standard_error = questions.compare_values(best, plain)
-    return best if gain > standard_error else plain
+        return without_arbiter
+    with_arbiter = _prefer_simple(safe)
+    gain, standard_error = questions.compare_values(with_arbiter, without_arbiter)
+    return with_arbiter if gain > standard_error else without_arbiter  # an arbiter must bring a clear gain
 
 
 def _choose_reference_arbiter(questions: GradedQuestions) -> str:
@@ -415,7 +419,7 @@ def _find_nearest_unproven(questions: GradedQuestions, constant: PolicyResult) -
         return None
 
     def rank(policy: PolicyResult) -> tuple[float, float]:
-        """Return the number of questions needed to prove the policy safe, then its loss."""
+        """Return the number of questions needed to prove the policy safe, then its loss against the reference."""
         required = policy.reference_loss.count_required_rows(limits)
         return (required or float("inf"), policy.reference_loss.mean)
 

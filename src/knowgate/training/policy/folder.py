@@ -15,7 +15,7 @@ import numpy as np
 
 from knowgate.core.display import format_points
 from knowgate.data.splits import fingerprint_question
-from knowgate.gates.arbiters import ARBITER_FOLDER, NO_ARBITER
+from knowgate.gates.arbiters import ARBITER_FOLDER, NO_ARBITER, load_arbiter
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, read_artifact, revise_artifact
 from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
@@ -190,10 +190,10 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
 
 
 def find_proven_loss(loss: NetLoss, delta: float) -> float:
-    """Return the smallest net loss that the policy is proven not to exceed, with confidence 1 - delta.
+    """Return the smallest bound on the net loss that can be proven with confidence 1 - delta.
 
     Returns:
-        The loss as a share of the questions: 0.012 means 1.2 percentage points. 1.0 means that nothing is proven.
+        The bound as a share of the questions: 0.012 means 1.2 percentage points. 1.0 means that nothing is proven.
     """
 
     def is_proven(n_steps: int) -> bool:
@@ -217,8 +217,6 @@ def format_proof(loss: NetLoss, confidence: float) -> str:
 
 def identify_arbiter(parts: PolicyParts) -> dict[str, str]:
     """Return name and fingerprint of the policy's arbiter."""
-    from knowgate.gates.arbiters import load_arbiter
-
     if parts.arbiter_folder is not None:
         manifest = read_artifact(parts.arbiter_folder, ARBITER_FORMAT).manifest
         return {"name": str(manifest["arbiter"]), "fingerprint": str(manifest["checksum"])}

@@ -278,9 +278,7 @@ class GradedQuestions:
         llm_calls = self._count_llm_calls(gate, arbiter, searches)
         costs = self.options.price_search * searches + self.options.price_llm_call * llm_calls
         values = right_shares - costs / self.options.price_wrong  # per question; a right answer is worth 1
-        n_models = self.gates[gate].models
-        if arbiter:
-            n_models += self.arbiters[arbiter].models
+        n_models = self.gates[gate].models + (self.arbiters[arbiter].models if arbiter else 0)
         losses = count_net_losses(is_right, self.open_book_right)
         reference_losses = count_net_losses(is_right, self._right_after_retrieval(self.reference_arbiter))
         return [

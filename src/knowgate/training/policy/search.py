@@ -197,26 +197,30 @@ class PolicySearch:
         return parts, held_out
 
     def _replace_failed(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Choose a replacement for a failed policy, usually a constant one (the same decision for every question).
+        """Return what to fit and test instead of a policy that failed the test.
+
+        The same policy gets a second chance if the reference had an arbiter: its losses are then counted only against always
+        retrieving without an arbiter. Otherwise a constant policy (the same decision for every question) is chosen.
 
         Args:
             choice: The choice with the policy that failed.
             total: Cross-validated result of this policy on all questions.
         """
-        # First try the same policy with losses counted against always retrieving without an arbiter.
         if choice.reference.arbiter and choice.constant.name == ALWAYS:
             estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
             return replace(choice, reference=choice.always, estimate=estimate)
-        chosen = choice.chosen
+        name = choice.chosen.name
         failure = total.describe_violation(self.options, choice.reference.name)
-        constant = choice.always if chosen.is_constant else choice.constant
+        reason = (
+            f"{name} was best on the questions to choose on, but failed when the test questions were added: {failure}"
+        )
+        rejected = choice.rejected or RejectedPolicy(name, total, failure)
         required = total.reference_loss.count_required_rows(self.options)
-        if required is not None:  # `required` counts all questions, `required_rows` only the questions to choose on
+        if required is not None:  # the held-out questions are not questions to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        reason = f"{chosen.name} was best on the questions to choose on, but failed when the test questions were added: {failure}"
-        rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
-        choice = replace(choice, required_rows=required, rejected=rejected)
-        return replace(choice, chosen=constant, estimate=constant, reason=reason)
+        constant = choice.always if choice.chosen.is_constant else choice.constant
+        choice = replace(choice, chosen=constant, estimate=constant, reason=reason)
+        return replace(choice, required_rows=required, rejected=rejected)
 
     def _list_retrieved(self, chosen: PolicyResult, parts: PolicyParts) -> BoolArray:
         """Return for each question whether the policy retrieves.
@@ -300,8 +304,8 @@ class PolicySearch:
         """Describe how many graded questions are needed to prove a policy safe.
 
         Args:
-            required: Number of questions to choose on that a proof takes, if a policy loses and gains answers as often as on
-                these questions. Default: the number for a policy that neither loses nor gains an answer.
+            required: How many questions to choose on a proof needs, if answers are lost and gained as often as here.
+                Default: the number for a policy that neither loses nor gains an answer.
 
         Returns:
             The advice; '' if there are enough questions.
@@ -315,9 +319,9 @@ class PolicySearch:
         if required <= n_fit:
             return ""
         return (
-            f"You gave {n} graded questions, {n_fit} of them to choose on. To prove a policy that saves searches takes at "
-            f"least {required} to choose on, about {math.ceil(required * n / n_fit)} in all, {case}. It takes "
-            f"fewer only if a policy gives more right answers than {ALWAYS} retrieving."
+            f"You gave {n} graded questions, {n_fit} of them to choose on. At least {required} questions to choose on, about "
+            f"{math.ceil(required * n / n_fit)} in all, are needed to prove that a policy that saves searches is safe, "
+            f"{case}. Fewer are enough only if a policy gives more right answers than {ALWAYS} retrieving."
         )
 
     # --- closed-book answers only -----------------------------------------------------------------
