@@ -328,8 +328,7 @@ def _describe_source(source: passage_effects.EffectSource) -> dict[str, Any]:
     """Return the settings of a source of effects: its probe or its grader, if it has either."""
     if isinstance(source, passage_effects.ConfidenceSource):
         artifact = source.gate.artifact
-        probe = {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}
-        return {"probe": probe}
+        return {"probe": {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}}
     return {"grader": source.grader.name} if isinstance(source, passage_effects.BenefitSource) else {}
 
 

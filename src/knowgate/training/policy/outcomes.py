@@ -175,8 +175,7 @@ def format_change(loss: float) -> str:
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
     """Combine results on different questions, such as folds, into one result.
 
-    Shares and values are averaged, weighted by the number of questions. Losses are added up. `models` stays 0, because the
-    results may come from policies with different numbers of models.
+    Shares and values are averaged, weighted by the number of questions. Losses are added up.
     """
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
@@ -187,6 +186,7 @@ def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
         arbiter=", ".join(sorted({result.arbiter for result in results} - {NO_ARBITER})),
         loss=add_losses(result.loss for result in results),
         reference_loss=add_losses(result.reference_loss for result in results),
+        models=0,  # not defined: the results may come from different policies
         **averages,
     )
 
