@@ -128,11 +128,11 @@ def _measure_cascade(
     """
     retrieve = gate.needs > gate.threshold
     rate = float(retrieve.mean())
-    always_right = table.always_right.astype(float)
+    always_right = table.retrieved_right.astype(float)
     right_alone = np.where(retrieve, always_right, table.closed_book_right)
     right = np.where(retrieve, arbiter_right, table.closed_book_right)
     columns = {"accuracy": right, "change": right - right_alone, "against_always": right - always_right}
-    p_value, gained, harmed = mcnemar_test(right, table.always_right)
+    p_value, gained, harmed = mcnemar_test(right, table.retrieved_right)
     return CascadeResult(
         gate=gate.gate,
         rate=rate,
@@ -288,7 +288,7 @@ def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
     """Measure a gate with and without a judge. The judge drops passages that are not `useful`."""
-    closed_book_right, open_book_right = table.closed_book_right, table.always_right
+    closed_book_right, open_book_right = table.closed_book_right, table.retrieved_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful
     once = np.where(retrieve, open_book_right, closed_book_right)  # whether each answer is right without the judge

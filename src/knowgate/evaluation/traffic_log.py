@@ -329,8 +329,8 @@ def _make_graded_events(
     max_draft = math.inf  # an arbiter reads the whole draft; how much a recorded gate reads is unknown
     if choices is None and table.find_recorded(gate) is None:
         max_draft = load_gate(gate).request.draft_tokens
-    given_right = choices.right if choices else table.always_right
-    grades = map(AnswerGrades, table.closed_book_right.tolist(), table.always_right.tolist(), given_right.tolist())
+    given_right = choices.right if choices else table.retrieved_right
+    grades = map(AnswerGrades, table.closed_book_right.tolist(), table.retrieved_right.tolist(), given_right.tolist())
     events = []
     for row, need, grade in zip(table.rows, scores.needs.tolist(), grades, strict=True):
         draft_tokens = min(_count_known_tokens(row.closed), max_draft) if has_draft else 0.0

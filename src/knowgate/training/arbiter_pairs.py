@@ -55,7 +55,7 @@ class AnswerPairs:
     @property
     def open_book_right(self) -> BoolArray:
         """Whether each open-book answer is right."""
-        return self.table.always_right
+        return self.table.retrieved_right
 
     @property
     def differ(self) -> BoolArray:

@@ -37,7 +37,7 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
     """
     table = examples.table
     heads = {}
-    for name, right in zip(GAIN_HEADS, (table.closed_book_right, table.always_right), strict=True):
+    for name, right in zip(GAIN_HEADS, (table.closed_book_right, table.retrieved_right), strict=True):
         is_wrong = ~right.astype(bool)
         what = (f"wrong {name}-book answers", f"right {name}-book answers")
         require_both_classes(is_wrong[examples.split.train], MIN_ROWS_PER_CLASS, what, LABEL_MORE_ADVICE)

@@ -201,7 +201,7 @@ def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float)
 def _collect_outcomes(examples: Examples, rows: NDArray[np.int64], needs: FloatArray) -> threshold_choice.GateOutcomes:
     """Combine the predicted needs of these rows with the grades of their answers without and with passages."""
     table = examples.table
-    return threshold_choice.GateOutcomes(needs, table.closed_book_right[rows], table.always_right[rows])
+    return threshold_choice.GateOutcomes(needs, table.closed_book_right[rows], table.retrieved_right[rows])
 
 
 def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:

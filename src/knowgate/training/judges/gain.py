@@ -129,5 +129,5 @@ def _make_gain_examples(
     table = closed_book.examples.table
     with_passages = [index for index in indices if table.rows[index].open is not None]  # rows with an open-book answer
     prompts = [*closed_book.encode(judge, indices), *open_book.encode(judge, with_passages)]
-    is_right = [*table.closed_book_right[list(indices)], *table.always_right[with_passages]]
+    is_right = [*table.closed_book_right[list(indices)], *table.retrieved_right[with_passages]]
     return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]

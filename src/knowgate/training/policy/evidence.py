@@ -132,7 +132,7 @@ class Evidence:
     def list_needed(self, target: Target) -> BoolArray:
         """Return for each question whether it needs retrieval, as the target defines it."""
         is_unknown = ~self.table.closed_book_right
-        return is_unknown if target == "known" else is_unknown & self.table.always_right
+        return is_unknown if target == "known" else is_unknown & self.table.retrieved_right
 
     def split(self, test_fold: int) -> Split:
         """Split the rows for a training that leaves out one fold.

@@ -137,7 +137,7 @@ class PolicySearch:
         choice = choose_policy(
             self.fitter.gates,
             table.closed_book_right[rows],
-            table.always_right[rows],
+            table.retrieved_right[rows],
             self.fitter.arbiters,
             folds=self.evidence.folds[rows],
             options=self.options,
@@ -176,7 +176,7 @@ class PolicySearch:
         reference_prefers_closed_book, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
         prefers_closed_book, arbiter_folder = self.fitter.fit_arbiter(policy.arbiter, self.command)
         closed_book_right = self.evidence.table.closed_book_right[rows]
-        open_book_right = self.evidence.table.always_right[rows]
+        open_book_right = self.evidence.table.retrieved_right[rows]
         arbitrated_right = None
         if prefers_closed_book is not None:
             arbitrated_right = np.where(prefers_closed_book, closed_book_right, open_book_right)
