@@ -224,7 +224,7 @@ def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
         "mask_samples": options.mask_samples or None,
         "iterative": options.iterative or None,
     }
-    if not options.sampling.is_whole:
+    if not options.sampling.keeps_all_tokens:
         settings |= {"top_p": options.top_p, "top_k": options.top_k}
     if options.seakr:
         settings |= {"seakr": SEAKR_SAMPLES, "seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}

@@ -64,8 +64,8 @@ class GeneratedAnswer:
 
         A shortened copy is not finished.
         """
-        is_whole = len(self.tokens) <= max_tokens
-        return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
+        is_finished = self.finished and len(self.tokens) <= max_tokens
+        return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], is_finished)
 
 
 def get_max_tokens(request: SignalRequest) -> int:

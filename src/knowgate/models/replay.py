@@ -273,7 +273,8 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
     options = asdict(request)
     sampling = options.pop("sampling")
     options["temperature"] = sampling["temperature"]
-    if not request.sampling.is_whole:  # top_k or top_p, which later releases added, exclude tokens
+    # Recordings of old releases have no top_k and top_p, so these are added only if they exclude tokens.
+    if not request.sampling.keeps_all_tokens:
         options |= sampling
     for name in ("sample_layer", "entropies", "sample_end"):  # added by later releases
         if options[name] == getattr(SignalRequest(), name):

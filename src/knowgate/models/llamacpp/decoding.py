@@ -152,7 +152,7 @@ def draw_token(logits: Vector, uniform: float, sampling: Sampling) -> int:
     """
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
     probabilities = np.exp(log_softmax(scaled))
-    if sampling.is_whole:  # neither top_k nor top_p excludes tokens
+    if sampling.keeps_all_tokens:  # neither top_k nor top_p excludes tokens
         return _invert_cdf(probabilities, uniform)
     return _draw_from_top(probabilities, uniform, sampling)
 
