@@ -204,7 +204,7 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
     }
     if not options.closed_book:
         settings["k"] = count_shown_passages(options.k, settings["retriever_fingerprint"])
-        settings["open_prompts"] = labeler.prompts.open_fingerprint
+        settings["open_prompts"] = labeler.prompts.open_book_fingerprint
     if labeler.reranker:
         settings["k"] = options.k or DEFAULT_PASSAGES
     settings |= _describe_optional_parts(labeler)

@@ -235,9 +235,8 @@ class IncrementalDecoder:
         Returns:
             The new text, or '' while later tokens may still change it.
         """
-        if _rewrites_spaces(self.tokenizer):  # later tokens may still change the spaces, so only `finish` returns text
-            return ""
-        if self._ends_in_byte(tokens):
+        # Later tokens may still change the spaces, or complete the character.
+        if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens):
             return ""
         text = self._decode(tokens)
         if text.endswith(REPLACEMENT_CHARACTER):  # it stands for a character that is still incomplete
@@ -272,6 +271,5 @@ def _rewrites_spaces(tokenizer: Any) -> bool:
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return (
-        type(getattr(backend, "model", None)).__name__ != "BPE"
-    )  # transformers ignores the setting for BPE tokenizers
+    # transformers ignores the setting for BPE tokenizers.
+    return type(getattr(backend, "model", None)).__name__ != "BPE"

@@ -161,11 +161,9 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     feed_forward = 4 * feed_forward_width * bytes_per_number  # about four arrays of this width at once
     logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
     # A decoding step copies the cache, so the tokens of prompts count twice. Those of answers, which are few, count once.
-    return MemoryCost(
-        per_prompt_token=2 * cache + hidden_states + feed_forward,
-        per_cached_token=2 * cache,
-        per_answer=logits + PLANNED_ANSWER_TOKENS * cache,
-    )
+    cached_token = 2 * cache
+    prompt_token = cached_token + hidden_states + feed_forward
+    return MemoryCost(prompt_token, cached_token, per_answer=logits + PLANNED_ANSWER_TOKENS * cache)
 
 
 def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = False) -> BatchLimits:

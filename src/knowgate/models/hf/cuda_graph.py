@@ -105,20 +105,18 @@ def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple
     return graph, output
 
 
+_open_stream = functools.cache(torch.cuda.Stream)  # returns the same stream in every call for a device
+
+
 @contextlib.contextmanager
 def use_capture_stream(device: torch.device) -> Iterator[None]:
     """Run the block in a separate CUDA stream.
 
     CUDA cannot capture the default stream. The order of work stays the same.
     """
-    stream = _get_capture_stream(device)
+    stream = _open_stream(device)
     current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         yield
     current.wait_stream(stream)
-
-
-@functools.cache
-def _get_capture_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

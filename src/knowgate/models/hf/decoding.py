@@ -334,7 +334,8 @@ def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.T
     Some columns may be left that are not kept. They have probability 0. `scaled` are logits divided by the temperature.
     """
     if sampling.top_k:
-        probabilities, tokens = _find_top_k(scaled, sampling.top_k)
+        logits, tokens = scaled.topk(min(sampling.top_k, scaled.shape[1]))
+        probabilities = torch.softmax(logits, dim=-1)
     else:
         probabilities, tokens = _find_top_mass(scaled, sampling.top_p)
     # top_p applies in both cases. A token is kept if the tokens before it do not reach top_p yet.
@@ -343,11 +344,6 @@ def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.T
     is_kept[:, 0] = True  # sums are rounded; the most probable token always stays
     # NaN is kept too, so that the caller can detect it.
     return probabilities.where(is_kept | probabilities.isnan(), 0), tokens
-
-
-def _find_top_k(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    values, tokens = scaled.topk(min(k, scaled.shape[1]))
-    return torch.softmax(values, dim=-1), tokens
 
 
 def _find_top_mass(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -253,9 +253,8 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
         def select_answers(buffer: torch.Tensor) -> torch.Tensor:
             """Keep the chosen answers in a tensor of the shape prompts x heads x answers x tokens x width."""
-            answers_first = buffer.transpose(
-                1, 2
-            )  # prompts x answers x heads x ..., so that two indices select answers
+            # The axes prompts and answers must be next to each other, so that two indices select answers.
+            answers_first = buffer.transpose(1, 2)
             return answers_first[prompts, answers].transpose(1, 2).contiguous()
 
         self.keys = select_answers(self.keys)

@@ -162,6 +162,7 @@ class HFModel(LocalModel, LocalBackend):
         n = request.samples
         # The batch has rows only for unfinished drafts.
         rows = {draft_index: row for row, draft_index in enumerate(answered.unfinished)}
+        layers_after = request.layers if request.after_draft else ()
         readings = []
         for i, draft in enumerate(answered.drafts):
             of_prompt = slice(i * n, (i + 1) * n)  # the samples of this prompt
@@ -169,18 +170,13 @@ class HFModel(LocalModel, LocalBackend):
                 draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
                 # Negative layer numbers count from the end. The modulo makes them positive.
                 hidden={layer: states[layer % self.depth][i].copy() for layer in request.layers},
-                hidden_after=self._copy_draft_states(draft, request),
+                hidden_after={layer: _to_numpy(draft.states[layer % self.depth]) for layer in layers_after},
                 samples=tuple(samples[of_prompt]),
                 resume=HFResumeHandle(batch, rows.get(i), draft) if batch is not None else None,
                 sample_states=self._stack_sample_states(answered.samples[of_prompt], request),
             )
             readings.append(reading)
         return readings
-
-    def _copy_draft_states(self, draft: GeneratedAnswer, request: SignalRequest) -> dict[int, Vector]:
-        """Copy the hidden states at the end of a draft to arrays, by layer as numbered in the request."""
-        layers = request.layers if request.after_draft else ()
-        return {layer: _to_numpy(draft.states[layer % self.depth]) for layer in layers}
 
     def _decode_samples(self, samples: list[GeneratedAnswer]) -> list[Completion]:
         """Convert samples to completions. Many samples are equal, so each distinct one is decoded once."""

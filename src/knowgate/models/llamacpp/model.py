@@ -156,11 +156,10 @@ class LlamaCppModel(LocalBackend):
         drafts = self._start_drafts(ids, states, request.draft_tokens)
         samples = self._start_samples(drafts, prompts, request)
         self._decode(drafts, samples, logits, request)
-        readings = []
-        for i, draft in enumerate(drafts):
-            own_samples = samples[i * request.samples : (i + 1) * request.samples]
-            readings.append(self._make_reading(draft, states[i], own_samples, request))
-        return readings
+        n = request.samples
+        prompt_samples = [samples[i * n : (i + 1) * n] for i in range(len(drafts))]
+        parts = zip(drafts, states, prompt_samples, strict=True)
+        return [self._make_reading(draft, end_states, drawn, request) for draft, end_states, drawn in parts]
 
     def _start_drafts(
         self, ids: list[list[int]], states: Sequence[dict[int, Vector]], max_tokens: int
@@ -187,9 +186,9 @@ class LlamaCppModel(LocalBackend):
         answers = [*drafts, *samples]
         decoding.complete_answers(self.engine, answers, first_logits, request.sampling, layers)
         if draft_layers:
-            self._read_last_tokens(drafts, layers, read_end_token=False)
+            self._read_ends(drafts, layers, read_end_token=False)
         if sample_layers:
-            self._read_last_tokens(samples, layers, read_end_token=request.sample_end)
+            self._read_ends(samples, layers, read_end_token=request.sample_end)
 
     def _make_reading(
         self, draft: SequenceState, states: dict[int, Vector], samples: list[SequenceState], request: SignalRequest
@@ -251,9 +250,7 @@ class LlamaCppModel(LocalBackend):
                 samples.append(sample)
         return samples
 
-    def _read_last_tokens(
-        self, answers: Sequence[SequenceState], layers: Sequence[int], *, read_end_token: bool
-    ) -> None:
+    def _read_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, read_end_token: bool) -> None:
         """Let the model read the last token of each answer, and store the hidden states there.
 
         Generation leaves the last token that it has chosen unread. With `read_end_token`, this includes the end tokens of

@@ -203,20 +203,17 @@ def _wait_and_delete(file: Path, timeout: float = FILE_TIMEOUT) -> Iterator[None
     try:
         while not _is_written(file, lock):
             if time.monotonic() > deadline:
-                raise _make_timeout_error(file)
+                raise ModelError(
+                    f"the server's file '{file.name}' of hidden states is missing or incomplete in '{file.parent}'. Append "
+                    "#layers=...&storage=DIR to the server's URL. DIR is the server's shared_storage_path, as seen from "
+                    "this machine."
+                )
             time.sleep(POLL_INTERVAL)
         yield
     finally:
         for path in (file, lock):
             with contextlib.suppress(OSError):  # this machine may not be allowed to write to the folder
                 path.unlink(missing_ok=True)
-
-
-def _make_timeout_error(file: Path) -> ModelError:
-    return ModelError(
-        f"the server's file '{file.name}' of hidden states is missing or incomplete in '{file.parent}'. Append "
-        "#layers=...&storage=DIR to the server's URL. DIR is the server's shared_storage_path, as seen from this machine."
-    )
 
 
 def _is_written(file: Path, lock: Path) -> bool:

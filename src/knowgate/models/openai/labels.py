@@ -98,9 +98,8 @@ class ServerLabelReader:
             labels_by_token = self._find_label_tokens(labels)
         except ModelError:  # a gateway hides the tokenizer
             return []
-        is_sglang = self._endpoint.server == "sglang"
-        request = self._request_first_token_from_sglang if is_sglang else self._request_first_token_from_vllm
-        logprobs = request(prompt, list(labels_by_token))
+        read = self._read_first_token_sglang if self._endpoint.server == "sglang" else self._read_first_token_vllm
+        logprobs = read(prompt, list(labels_by_token))
         return [(labels_by_token[token], value) for token, value in logprobs.items() if token in labels_by_token]
 
     def _find_label_tokens(self, labels: Sequence[str]) -> dict[int, str]:
@@ -113,7 +112,7 @@ class ServerLabelReader:
                     labels_by_token[ids[0]] = label
         return labels_by_token
 
-    def _request_first_token_from_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
+    def _read_first_token_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
         """Request from SGLang how probable each of the tokens `ids` is as the first token of the answer.
 
         Returns token -> log-probability; empty if the server does not support this.
@@ -128,7 +127,7 @@ class ServerLabelReader:
             logprobs = _get_listed(response["meta_info"]["output_token_ids_logprobs"][0], ids)
         return dict(zip(ids, logprobs, strict=True))
 
-    def _request_first_token_from_vllm(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
+    def _read_first_token_vllm(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
         """Request from vLLM how probable each of the tokens `ids` is as the first token of the answer.
 
         Returns token -> log-probability; empty if the server does not support this.
@@ -260,8 +259,7 @@ def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[
     returned_ids = [token[1] for token in prompt_tokens]
     if returned_ids != tokens.ids[first_position:] or len(label_logprobs) != len(prompt_tokens):
         raise _make_alignment_error()
-    next_entries = label_logprobs[1:]  # those of the tokens after each position, from the first position on
-    entries = [next_entries[position - first_position] for position in tokens.positions[:-1]]
+    entries = [label_logprobs[position + 1 - first_position] for position in tokens.positions[:-1]]
     entries.append(meta["output_token_ids_logprobs"][0])  # the last position is followed by the answer
     return [_get_listed(entry, label_ids) for entry in entries]
 

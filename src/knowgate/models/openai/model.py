@@ -339,7 +339,7 @@ class OpenAIModel(SinglePromptBackend):
         plain = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
         top_tokens = self._list_first_tokens(plain, n_listed)
         if responses.is_label_missing(top_tokens, labels):
-            top_tokens = self._list_missing_labels(plain, labels, top_tokens)
+            top_tokens = self._add_labels(plain, labels, top_tokens)
         return np.array([responses.compute_label_logprobs(top_tokens, labels)], dtype=np.float32)
 
     def _list_first_tokens(self, prompt: Prompt, n: int) -> responses.TopTokens:
@@ -353,10 +353,8 @@ class OpenAIModel(SinglePromptBackend):
             )
         return tokens[0].top
 
-    def _list_missing_labels(
-        self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens
-    ) -> responses.TopTokens:
-        """Request a longer list of the first tokens of the answer, because a label is missing in the list `top`.
+    def _add_labels(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
+        """Add the labels that are missing in `top`, the list of the most probable first tokens of the answer.
 
         Returns `top` if the server cannot list more tokens.
         """

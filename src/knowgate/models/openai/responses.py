@@ -184,10 +184,10 @@ def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
     """
     texts = logprobs["tokens"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
-    tokens = []
-    for text, value, top in zip(texts, logprobs["token_logprobs"], tops, strict=True):
-        tokens.append(TokenLogprobs(str(text), check_logprob(value), _parse_top((top or {}).items())))
-    return tokens
+    return [
+        TokenLogprobs(str(text), check_logprob(value), _parse_top((top or {}).items()))
+        for text, value, top in zip(texts, logprobs["token_logprobs"], tops, strict=True)
+    ]
 
 
 def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> TopTokens:

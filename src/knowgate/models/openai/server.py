@@ -267,25 +267,23 @@ class ModelEndpoint:
         has_outer_spaces = answer.text != answer.text.strip()  # chat templates may remove these
         return not has_outer_spaces and not self.refuses_drafts and self.server in CONTINUATION_FIELDS
 
-    def continue_draft(
-        self, draft: RemoteDraft, request_rest: Callable[[Completion], Result]
-    ) -> tuple[Completion, Result]:
+    def continue_draft(self, draft: RemoteDraft, request: Callable[[Completion], Result]) -> tuple[Completion, Result]:
         """Request the rest of an answer that begins with a draft.
 
         If the server cannot continue the draft, request a new answer.
 
         Args:
             draft: The draft.
-            request_rest: Takes the beginning of an answer, which is NO_DRAFT for a new answer, and requests the rest.
+            request: Takes the beginning of an answer, which is NO_DRAFT for a new answer, and requests the rest.
 
         Returns:
-            The beginning that was sent, which is the draft or NO_DRAFT, and what `request_rest` returned for it.
+            The beginning that was sent, which is the draft or NO_DRAFT, and what `request` returned for it.
         """
         if draft.completion is not None and self.can_continue(draft):
             with ignore_refusals(*REFUSAL_STATUSES):
-                return draft.completion, request_rest(draft.completion)
+                return draft.completion, request(draft.completion)
             self.refuses_drafts = True  # only reached after a refusal
-        return NO_DRAFT, request_rest(NO_DRAFT)
+        return NO_DRAFT, request(NO_DRAFT)
 
     # --- model cards ------------------------------------------------------------------------------
 
