@@ -74,6 +74,7 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
     if has_surrogates or text.count("[") + text.count("{") > MAX_DEPTH:
         check_parsed_value(value, where, allow_surrogates=allow_surrogates or replace_surrogates)
     if has_surrogates and replace_surrogates:
+        # json.dumps writes lone surrogates unescaped, so one substitution replaces those of all keys and values.
         clean_text = LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
         value = _make_decoder().decode(clean_text)
     return value
