@@ -188,12 +188,8 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
     Unused settings are left out, so runs of older versions can be continued.
     """
     options, retriever = labeler.options, labeler.retriever
-    retriever_fingerprint = retriever.fingerprint if retriever else None
-    k = options.k  # number of passages that the LLM sees, which has different defaults
-    if labeler.reranker:
-        k = options.k or DEFAULT_PASSAGES
-    elif not options.closed_book:
-        k = count_shown_passages(options.k, retriever_fingerprint)
+    # Without `k`, a search or a reranker selects a default number of passages. Otherwise, all contexts are shown.
+    has_default_k = labeler.reranker is not None or (retriever is not None and not options.closed_book)
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
@@ -202,10 +198,10 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
         "model_fingerprint": labeler.model.fingerprint,
         "prompts_fingerprint": labeler.prompts.fingerprint,
         "retriever": retriever.name if retriever else "contexts",
-        "retriever_fingerprint": retriever_fingerprint,
+        "retriever_fingerprint": retriever.fingerprint if retriever else None,
         "grader": labeler.grader.name,
         **{name: getattr(options, name) for name in ("samples", "temperature", "max_tokens", "seed", "mask")},
-        "k": k,
+        "k": DEFAULT_PASSAGES if options.k is None and has_default_k else options.k,
         "layers": list(labeler.layers),
         "open_book": not options.closed_book,
     }

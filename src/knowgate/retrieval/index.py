@@ -130,7 +130,8 @@ def build_index(
     """
     source = expand_path(source)
     out = expand_path(out)
-    _check_replaceable(out)
+    if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
+        raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
     corpus = find_documents(source)
     embedding_model = _choose_embedder(options.kind, embedder)
     settings = _make_settings(options, embedding_model)
@@ -145,12 +146,6 @@ def build_index(
     except _NothingChangedError:
         report.written = False
     return report
-
-
-def _check_replaceable(out: Path) -> None:
-    """Raise BadInput if `out` contains something other than an index."""
-    if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
-        raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
 
 
 def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedder | None:

@@ -96,8 +96,8 @@ class HnswIndex:
         """
         try:
             width_rows = self._database.read("SELECT value FROM meta WHERE key = 'width'")  # the length of a vector
-            has_vectors = bool(width_rows)  # the width is stored with the first vector
-            self._has_given_up = not has_vectors or int(width_rows[0][0]) > MAX_HNSW_WIDTH
+            # Without a width, no vector is stored yet. Vectors that are too long cannot be indexed.
+            self._has_given_up = not width_rows or int(width_rows[0][0]) > MAX_HNSW_WIDTH
             if not self._has_given_up and not self._is_valid():
                 # With the lock, only one process builds the index at a time.
                 self._database.execute_outside_transaction(BUILD_STATEMENTS, log.info, lock="graph")
@@ -239,7 +239,3 @@ class PostgresHistory(store.HistoryStore):
 
     def _make_error(self, problem: str) -> Exception:
         return ArtifactError(f"the log {self.path} cannot be used: {problem}. Nothing was changed. Restore a backup.")
-
-    def close(self) -> None:
-        """Release the connections; the log can still be used."""
-        self._database.close()

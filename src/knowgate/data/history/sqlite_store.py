@@ -238,10 +238,6 @@ class SqliteHistory(HistoryStore):
         pairs = zip(questions, hits, strict=True)
         return [_select_neighbors(question, question_hits, entries, exclude) for question, question_hits in pairs]
 
-    def close(self) -> None:
-        """Close the connection of this thread."""
-        self._database.close()
-
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:

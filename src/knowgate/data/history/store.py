@@ -44,6 +44,7 @@ class SqlDatabase(Protocol):
     def path(self) -> Path | str: ...
     def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]: ...
     def transaction(self) -> AbstractContextManager[Any]: ...
+    def close(self) -> None: ...
 
 
 class HistoryStore:
@@ -263,6 +264,10 @@ class HistoryStore:
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {self.listed_id_condition}"
         rows = self._database.read(query, [json.dumps(list(ids))])
         return {row[0]: self._parse_entry(row) for row in rows}
+
+    def close(self) -> None:
+        """Close the connections to the database: all to PostgreSQL, those of this thread to SQLite. Later calls reopen them."""
+        self._database.close()
 
     def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
         """Parse a row of the table. An invalid row means a damaged log."""

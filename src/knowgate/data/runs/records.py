@@ -279,10 +279,8 @@ def _fill_scores(scores: TableScores, recorded: RecordedNeeds, rows: RowNumbers,
 def _make_empty_scores(recorded: RecordedNeeds, n_rows: int) -> TableScores:
     """Return the scores of a recorded gate for a table of `n_rows` rows, all of them still NaN."""
     raw = np.full(n_rows, np.nan) if recorded.raw else None
-    same_fields = {
-        name: getattr(recorded, name) for name in ("gate", "threshold", "about", "seconds", "far", "scoring")
-    }
-    return TableScores(**same_fields, needs=np.full(n_rows, np.nan), raw=raw)
+    names = ("gate", "threshold", "about", "seconds", "far", "scoring")  # fields that both classes have
+    return TableScores(**{name: getattr(recorded, name) for name in names}, needs=np.full(n_rows, np.nan), raw=raw)
 
 
 def _merge_record(scores: TableScores, recorded: RecordedNeeds, weight: float) -> TableScores:

@@ -102,11 +102,10 @@ class LabelTable(LabelColumns):
     def iterative_right(self) -> BoolArray | None:
         """Whether the answer after several rounds of retrieval is right, for each row.
 
-        None unless every row with an open-book answer (with passages) also has such an iterative answer.
+        None unless there are open-book answers (with passages), and every row with one also has an iterative answer.
         """
-        has_open = self.has_open_book_answer
-        is_complete = has_open.any() and self.has_iterative_answer[has_open].all()
-        return self.final_iterative_right if is_complete else None
+        is_complete = self.has_iterative_answer[self.has_open_book_answer].all()
+        return self.final_iterative_right if self.has_open_book_answer.any() and is_complete else None
 
     @property
     def mean_rounds(self) -> float:
@@ -338,8 +337,7 @@ class _TableBuilder:
             readings = stored_readings.load(np.arange(len(self)), self._rows)
             return LabelColumns(self._rows, readings), run_index
         self._convert_to_columns()  # the rows that are still in memory
-        columns = LabelColumns(stored_rows, stored_readings)
-        return fill_columns(columns, self._pop_columns()), run_index
+        return fill_columns(LabelColumns(stored_rows, stored_readings), self._pop_columns()), run_index
 
     def _pop_columns(self) -> dict[str, NDArray[Any]]:
         """Join the chunks of each column, and free them, because together they take much memory."""

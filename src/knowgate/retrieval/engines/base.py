@@ -238,8 +238,7 @@ class EngineRetriever(ABC):
         """Return up to k passages for each query, best first."""
         check_k(k)
         # If two filters exclude each other, a field has no allowed values, so no record matches.
-        is_impossible = any(not allowed_values for allowed_values in self.where.values())
-        if not queries or is_impossible:
+        if not queries or any(not allowed_values for allowed_values in self.where.values()):
             return [[] for _ in queries]
         with wrap_errors(self._description):
             results = self._find_hits([cut_query(query) for query in queries], k)
