@@ -43,8 +43,8 @@ class PieceSpan(NamedTuple):
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
     """Replace every gold answer in the titles and texts of passages by MASK.
 
-    Texts are split into pieces that grow from words to the whole text, and answers are searched in each splitting. Words
-    are replaced exactly; larger pieces also match spellings that a splitting into words misses.
+    Each text is split into words first, then into larger and larger pieces, and each splitting is searched for answers.
+    Small pieces come first, because only whole pieces are replaced.
     """
     tokenized = [tokenize(gold) for gold in golds]
     answers = [tokens for tokens in tokenized if tokens and tokens != [MASK.lower()]]

@@ -246,9 +246,9 @@ class HistoryStore:
         return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
 
     def sample(self, k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()) -> tuple[Neighbor, ...]:
-        """Draw k logged questions of a scope at random, always the same ones.
+        """Draw k logged questions of a scope at random. The same log gives the same questions.
 
-        Used as examples when no similar questions are known (cold start).
+        They serve as examples when no similar questions are known (cold start).
         """
         query = f"SELECT id, label FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])

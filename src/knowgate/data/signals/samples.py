@@ -41,7 +41,11 @@ def mastery(correct: Sequence[bool | None]) -> float | None:
 
 
 def certainty(answers: Sequence[str]) -> float | None:
-    """Return how much sampled answers agree, from 0 to 1. It is one minus the entropy of the distinct answers."""
+    """Return how much sampled answers agree, from 0 to 1, or None for fewer than two answers.
+
+    This is 1 minus the entropy of the distinct answers. The logarithms have the base n, so the entropy of n different
+    answers is 1.
+    """
     n = len(answers)
     if n < 2:
         return None
