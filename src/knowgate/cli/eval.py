@@ -63,7 +63,8 @@ def eval_(
             import_tracker(tracker)  # fail before the evaluation, not after it
     if options.out is not None:
         report_folder.check_report_folder(options.out)
-    if "price_wrong" in options.model_fields_set:  # a wrong answer is weighed against a search, by their prices
+    if "price_wrong" in options.model_fields_set:
+        # The price of a wrong answer is compared with that of a search, which is an option of the report.
         options = options.replace(price_search=report.price_search)
     specs = split_gate_specs(gates, runs or ())
     evaluation = _evaluate_with_progress(specs, runs, output.data, options)
@@ -173,7 +174,7 @@ class CompareOptions(Options):
         "more than this share, and its whole interval must be below 0.",
     )
     out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
-    html: bool = option(True, "Deprecated: without --out, no page is written anyway.")
+    html: bool = option(True, "Deprecated, has no effect: a page is written only with --out.")
     resamples: WholeNumber = option(2_000, "Number of bootstrap resamples for the intervals.")
 
 
