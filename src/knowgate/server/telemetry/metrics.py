@@ -38,7 +38,10 @@ ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
         "Number of API keys whose requests retrieve because too many of their answers change.",
         lambda monitor: len(monitor.key_alarms),
     ),
-    "far": ("Share of questions of this worker that are unlike the training data.", lambda monitor: monitor.far.mean),
+    "far": (
+        "Share of questions of this worker that are unlike the training data.",
+        lambda monitor: monitor.unusual_share.mean,
+    ),
 }
 
 

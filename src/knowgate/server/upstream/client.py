@@ -123,7 +123,7 @@ class UpstreamClient:
             # A login in the URL is sent as a header. aiohttp would refuse it together with an API key.
             credentials = f"{address.user}:{address.password or ''}".encode()
             self._login = f"Basic {base64.b64encode(credentials).decode()}"
-        self.breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True)
+        self.breaker = CircuitBreaker("upstream", probes_first=True)
         self._probe: asyncio.Task[None] | None = None
         # When the request of each response was sent.
         self._start_times: WeakKeyDictionary[aiohttp.ClientResponse, float] = WeakKeyDictionary()

@@ -27,8 +27,8 @@ from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import (
     REQUEST_FORMATS,
     UngatedRequest,
+    check_upstream_tools,
     extract_question,
-    find_upstream_tools,
 )
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.json_api import parse_request
@@ -127,7 +127,8 @@ class UpstreamForwarder:
         messages = parse_request(ChatRequest, request.body).messages
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
-        question = find_upstream_tools(request.body) or extract_question(rag.model, messages)
+        ungated = check_upstream_tools(request.body)
+        question = ungated or extract_question(rag.model, messages)
         if isinstance(question, UngatedRequest):
             request.trace.ungated_reason = question.reason
             return await self.forward(request)
