@@ -19,12 +19,7 @@ from knowgate.pipeline.answer_json import decision_record
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import GateService, describe_error
-from knowgate.server.chat.request_formats import (
-    REQUEST_FORMATS,
-    UngatedRequest,
-    check_upstream_tools,
-    extract_question,
-)
+from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions, is_knowgate_model
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import limit_time

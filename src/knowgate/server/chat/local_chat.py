@@ -132,10 +132,9 @@ class LocalChat:
             trace.add_time("rewrite", meter.seconds)
         trace.set_question(question)
         options = replace(options, shares_labels=trace.shares_labels)
-        requested_tokens = request.max_completion_tokens or request.max_tokens
-        max_tokens = (
-            min(requested_tokens, self.options.most_tokens) if requested_tokens else self.gate_service.rag.max_tokens
-        )
+        max_tokens = self.gate_service.rag.max_tokens
+        if requested_tokens := request.max_completion_tokens or request.max_tokens:
+            max_tokens = min(requested_tokens, self.options.most_tokens)
         options = await self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
         progress = AnswerProgress(trace, deadline=deadline, rewrite_usage=meter.usage, fallback=trace.decision)
@@ -178,15 +177,14 @@ class LocalChat:
         return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
 
     def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
-        """Return a cached pipeline for these options. Whether its gate has the demanded guarantee is never cached."""
+        """Return a cached pipeline for these options. Whether its gate has a demanded guarantee is checked each time."""
         if len(self._pipelines) > MAX_CACHED_PIPELINES:
             self._pipelines.clear()
         key = (replace(options, max_loss=None), max_tokens)
         if key not in self._pipelines:
             runner = GuardedStageRunner(self.gate_service, asyncio.get_running_loop())
-            self._pipelines[key] = self.gate_service.select_pipeline(key[0]).replace(
-                max_tokens=max_tokens, runner=runner
-            )
+            rag = self.gate_service.select_pipeline(key[0])
+            self._pipelines[key] = rag.replace(max_tokens=max_tokens, runner=runner)
         return require_guarantee(self._pipelines[key], options)
 
     def _check_supported(self, body: Mapping[str, Any]) -> None:

@@ -22,12 +22,7 @@ from knowgate.models.backend import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.question_state import QuestionState
 from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate
-from knowgate.server.chat.gate_service import (
-    REPEATED_FAILURES,
-    GateService,
-    describe_error,
-    make_fallback_decision,
-)
+from knowgate.server.chat.gate_service import REPEATED_FAILURES, GateService, describe_error, make_fallback_decision
 from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
@@ -196,9 +191,8 @@ class GuardedStageRunner(StageRunner):
             return
         breakers = {owner: self.gate_service.gate_breakers.get(owner) for owner in map(_get_owner, states)}
         usable = {owner: breaker for owner, breaker in breakers.items() if breaker.try_acquire()}
-        self._fall_back(
-            gate, threshold, [state for state in states if _get_owner(state) not in usable], REPEATED_FAILURES
-        )
+        rejected_states = [state for state in states if _get_owner(state) not in usable]
+        self._fall_back(gate, threshold, rejected_states, REPEATED_FAILURES)
         states = [state for state in states if _get_owner(state) in usable]
         if not states:
             return

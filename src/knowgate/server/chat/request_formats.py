@@ -260,8 +260,8 @@ def _add_documents(body: Mapping[str, Any], passages: Sequence[Passage]) -> dict
     documents = []
     for passage in passages:
         fields = {"id": passage.id, "title": passage.title, "text": passage.text}
-        escaped = {name: _escape_tags(text) for name, text in fields.items()}
-        documents.append(templates.escape_values("", escaped))  # without a template, it escapes chat markers only
+        # Without a template (""), `escape_values` escapes only chat markers.
+        documents.append(templates.escape_values("", {name: _escape_tags(text) for name, text in fields.items()}))
     return {**body, "documents": [*own_documents, *documents]}
 
 
