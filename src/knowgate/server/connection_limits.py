@@ -241,7 +241,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         self._is_chunk_empty = False
         if self._header_timer is not None:
-            self._stop_waiting()  # for trailers, in case that `data_received` has taken this chunk for the last one
+            self._stop_waiting()  # for trailers, in case `data_received` has taken this chunk for the last one
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -196,7 +196,7 @@ class GuardedStageRunner(StageRunner):
         states = [state for state in states if _get_owner(state) in usable]
         if not states:
             return
-        report_outcome = CircuitBreaker.record_cancellation
+        report_outcome = CircuitBreaker.record_cancellation  # if the gate is stopped, or if it decides again
         decides_again = False
         try:
             self._run_gate(gate, threshold, states)

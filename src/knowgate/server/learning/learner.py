@@ -357,10 +357,10 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
         options: Options of the server.
     """
     delta = 1 - options.confidence  # the alarm may be wrong with this probability
-    limit, test_delta = options.max_changed, delta
-    if limit is None:
-        # The limit from the calibration is itself wrong with probability delta / 2. The other half is left for the test.
-        limit, test_delta = _read_changed_bound(rag), delta / 2
+    measured_limit = None if options.max_changed is not None else _read_changed_bound(rag)
+    limit = options.max_changed if measured_limit is None else measured_limit
+    # A measured limit is itself wrong with probability delta / 2. The other half is left for the test.
+    test_delta = delta if measured_limit is None else delta / 2
     if limit is None and options.audit:
         log.warning(
             "Gate %s has no limit for changed answers, so audits raise no alarm. Set `max_changed` (a setting and a flag) to "

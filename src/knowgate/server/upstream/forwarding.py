@@ -394,7 +394,7 @@ async def forward_response(
 
 
 async def _measure_draft(request: ForwardedRequest, draft: UpstreamDraft) -> None:
-    """Record the tokens of a draft in the trace. They are extra, because the draft is probably not sent."""
+    """Record the tokens of a draft in the trace. They are extra tokens unless an arbiter still chooses the draft."""
     request.trace.draft_usage = await drafts.measure_draft(draft, request.upstream_body)
     request.trace.extra_usage = request.trace.draft_usage
 
