@@ -141,7 +141,7 @@ def test_predictions_beside_a_label_run_are_evaluated_like_any_gate_and_arbiter(
     judge = read_judge(home, "good")
     add_predictions_to_run(judge, run)
     found = evaluate("judge", run, arbiter="judge", resamples=20).cascade
-    assert found.lines[1].rate == pytest.approx(0.6, abs=0.03)
+    assert found.results[1].rate == pytest.approx(0.6, abs=0.03)
     assert found.from_memory == pytest.approx(float(judge.test.arbiter_prefers_closed_book.mean()))
 
 

@@ -178,7 +178,7 @@ def test_the_arbiter_of_a_policy_counts_in_calls_and_right_answers(call, policy)
     assert (whole["per_question"]["gated"]["calls"], whole["per_question"]["always"]["calls"]) == (2.0, 1.0)
     assert gate_alone["per_question"]["gated"]["gained"]["hits"] == 0
     cascade = evaluate(str(policy), "run").cascade
-    line = next(result for result in cascade.lines if result.gate == "policy")
+    line = next(result for result in cascade.results if result.gate == "policy")
     gated = whole["per_question"]["gated"]
     assert (gated["calls"], gated["gained"]["value"], gated["lost"]["value"]) == pytest.approx(
         (line.calls, line.gained, line.harmed)

@@ -30,7 +30,7 @@ def evaluated(tmp_path):
 
 
 def test_always_with_the_arbiter_is_the_arbiter_alone(evaluated):
-    always = evaluated.cascade.lines[0]
+    always = evaluated.cascade.results[0]
     assert (always.gate, always.rate, always.alone) == ("always", 1.0, pytest.approx(3 / 5))
     assert always.accuracy.value == pytest.approx(4 / 5)  # a and c gained, b harmed
     assert (always.gained, always.harmed) == (pytest.approx(2 / 5), pytest.approx(1 / 5))
@@ -38,7 +38,7 @@ def test_always_with_the_arbiter_is_the_arbiter_alone(evaluated):
 
 
 def test_a_gate_skips_questions_and_the_arbiter_decides_the_others(evaluated):
-    line = evaluated.cascade.lines[1]
+    line = evaluated.cascade.results[1]
     assert line.against_always.value == pytest.approx(line.accuracy.value - 3 / 5)
     assert line.change.value == pytest.approx(line.accuracy.value - line.alone)
 

@@ -26,11 +26,11 @@ READ, CLOSED_BOOK, OPEN_BOOK = EventCost(0, 10, 2, 1.0), EventCost(0, 0, 3, 1.5)
 EVENTS = [
     TrafficEvent(
         need,
-        reading=READ,
-        closed_book_cost=CLOSED_BOOK,
-        open_book_cost=OPEN_BOOK,
+        decision_cost=READ,
+        cost_if_skipped=CLOSED_BOOK,
+        cost_if_retrieved=OPEN_BOOK,
         loses_answer=loses,
-        closed_book_only_cost=EventCost(0, 10, 5, 2.5),
+        cost_without_gate=EventCost(0, 10, 5, 2.5),
         right=(not loses, True, True),
     )
     for need, loses in ((0.1, False), (0.2, True), (0.8, True), (0.9, True))
@@ -61,7 +61,10 @@ def test_the_gpu_price_is_per_hour():
 def test_gated_and_always_cost_the_same_at_the_break_even_price():
     costly = [
         TrafficEvent(
-            event.need, reading=EventCost(0, 400, 2, 1.0), closed_book_cost=CLOSED_BOOK, open_book_cost=OPEN_BOOK
+            event.need,
+            decision_cost=EventCost(0, 400, 2, 1.0),
+            cost_if_skipped=CLOSED_BOOK,
+            cost_if_retrieved=OPEN_BOOK,
         )
         for event in EVENTS
     ]
@@ -143,7 +146,7 @@ def test_decisions_of_the_server_log_are_traffic(tmp_path):
     decisions(tmp_path / "d.sqlite", enumerate([one, {**one, "need": 0.1, "retrieve": False}, let_through]))
     log = read_server_log(tmp_path / "d.sqlite")
     assert ([event.need for event in log.events], dict(log.thresholds)) == ([0.8, 0.1], {0.5: 2})
-    assert math.isnan(log.events[0].open_book_cost.prompt)
+    assert math.isnan(log.events[0].cost_if_retrieved.prompt)
 
 
 @pytest.mark.parametrize(("given", "loses_answer"), [("draft", [True, False]), ("passages", [None, None])])

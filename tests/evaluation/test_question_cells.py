@@ -43,7 +43,7 @@ def test_cells_are_exact_for_few_distinct_needs():
     outcomes = judged(5_000, digits=2)
     cells = group_into_cells(outcomes)
     assert (cells.cells.needs[cells.cell_of_question] == outcomes.needs).all()
-    plain, counted = _build_gate_metric(outcomes)(unit_weights(5_000)), cells.metric()(unit_weights(5_000))
+    plain, counted = _build_gate_metric(outcomes)(unit_weights(5_000)), cells.build_metric()(unit_weights(5_000))
     for name, value in plain.items():
         assert counted[name] == pytest.approx(value, abs=1e-12)
 

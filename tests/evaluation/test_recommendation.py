@@ -130,7 +130,7 @@ def test_a_guarantee_with_an_arbiter_is_measured_with_it(tmp_path):
     evaluation = evaluate(runs=run, arbiter=Prefers("pick"), resamples=50)
     evaluation.guarantees["good"] = GateGuarantee("Proven.", holds=True, max_loss=0.9, has_arbiter=True)
     recommendation = recommend(evaluation)
-    cascade = next(line for line in evaluation.cascade.lines if line.gate == "good")
+    cascade = next(line for line in evaluation.cascade.results if line.gate == "good")
     assert recommendation.arbiter == evaluation.cascade.arbiter
     assert (recommendation.right == cascade.right).all()
 
@@ -144,9 +144,9 @@ def test_a_policy_that_always_retrieves_is_worth_what_its_arbiter_gains(tmp_path
     run = write_run(tmp_path / "run", rows, **SETTINGS)
     write_needs(run, [RecordedNeeds("good", -1.0, {item.id: 0.5 for item in rows})])
     evaluation = evaluate(runs=run, arbiter=Prefers("pick"), resamples=50)
-    always = next(line for line in evaluation.cascade.lines if line.gate == "always")
+    always = next(line for line in evaluation.cascade.results if line.gate == "always")
     right = np.ones(N, dtype=bool)  # of the arbiter
-    cascade = replace(evaluation.cascade, lines=[replace(always, right=right)])
+    cascade = replace(evaluation.cascade, results=[replace(always, right=right)])
     evaluation = replace(evaluation, cascade=cascade)
     evaluation.guarantees["good"] = GateGuarantee("Proven.", holds=True, max_loss=0.01, has_arbiter=True)
     verdict = build_verdict(evaluation, CostAssumptions(), 0.02)
@@ -177,7 +177,7 @@ def test_the_note_lists_stored_guarantees(tmp_path):
     )
     evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
     assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
-        " This choice has no guarantee; one is stored with 'good': It loses at most 2 %. This does not hold here: …."
+        " This choice has no guarantee. One is stored with 'good': It loses at most 2 %. This does not hold here: …."
     )
 
 
@@ -221,7 +221,7 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
     )
     assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "1.75", "$250"]
     assert verdict.key_figures[0].description == "of the searches skipped on held-out questions"
-    assert "Not counted" not in verdict.text + verdict.not_counted  # nothing says that the gate has a judge
+    assert "Not counted" not in verdict.text + verdict.judge_note  # nothing says that the gate has a judge
     with_judge = build_verdict(replace(evaluation, with_judge=frozenset({"good"})), prices, 0.02)
     assert with_judge.text.endswith("Not counted: running the judge.")
 

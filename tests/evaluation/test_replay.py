@@ -23,7 +23,7 @@ def event(need, retrieved=None, loses=None, **costs):
     return TrafficEvent(
         need,
         retrieved,
-        **{"reading": READ, "closed_book_cost": CLOSED_BOOK, "open_book_cost": OPEN_BOOK, **costs},
+        **{"decision_cost": READ, "cost_if_skipped": CLOSED_BOOK, "cost_if_retrieved": OPEN_BOOK, **costs},
         loses_answer=loses,
     )
 
@@ -68,7 +68,7 @@ def test_a_second_llm_call_for_each_draft_that_is_retrieved_is_subtracted_from_t
 
 
 def test_a_search_that_began_before_the_decision_is_not_saved():
-    events = [replace(event(need), always_searches=True) for need in (0.1, 0.2, 0.8)]
+    events = [replace(event(need), is_searched_early=True) for need in (0.1, 0.2, 0.8)]
     result = line(events, 0.5, Prices(search=0.005))
     assert result.savings["retrievals"] == SavedAmount(0, 3)
     assert result.savings["money"].saved == 0
@@ -84,9 +84,9 @@ def test_a_separate_draft_is_an_extra_call_for_every_question():
 def test_replay_and_cost_give_the_same_money(prices):
     prices = Prices(search=0.2, **prices)
     costs = {
-        "reading": EventCost(1.0, 10.0, 2.0, 7.0),
-        "closed_book_cost": EventCost(0.5, 0.0, 4.0, 8.0),
-        "open_book_cost": EventCost(3.0, 100.0, 5.0, 9.0),
+        "decision_cost": EventCost(1.0, 10.0, 2.0, 7.0),
+        "cost_if_skipped": EventCost(0.5, 0.0, 4.0, 8.0),
+        "cost_if_retrieved": EventCost(3.0, 100.0, 5.0, 9.0),
     }
     traffic = Traffic([event(need, **costs) for need in (0.1, 0.6, 0.9)])
     cost = compare_traffic_costs(traffic, 0.5, prices)
@@ -100,17 +100,17 @@ def test_money_is_unknown_if_calls_have_a_price_and_nobody_knows_whether_there_w
 
 def test_unknown_costs_are_replaced_by_the_mean():
     events = [
-        event(0.2, False, open_book_cost=EventCost()),
-        event(0.8, True, open_book_cost=EventCost(2.0)),
-        event(0.9, True, open_book_cost=EventCost(4.0)),
+        event(0.2, False, cost_if_retrieved=EventCost()),
+        event(0.8, True, cost_if_retrieved=EventCost(2.0)),
+        event(0.9, True, cost_if_retrieved=EventCost(4.0)),
     ]
     seconds = line(events, 0.5).savings["seconds"]
     assert (seconds.saved, seconds.always) == (pytest.approx(9 - (3 + 0.5 + 2 + 4)), 9)
-    assert Traffic(events).count_known("open_book_cost") == 2
+    assert Traffic(events).count_known("cost_if_retrieved") == 2
 
 
 def test_savings_are_unknown_if_nothing_is_recorded():
-    result = line([event(0.2, False, open_book_cost=EventCost())], 0.5, Prices(input_token=1.0))
+    result = line([event(0.2, False, cost_if_retrieved=EventCost())], 0.5, Prices(input_token=1.0))
     assert (result.savings["seconds"], result.savings["tokens"], result.savings["money"]) == (None, None, None)
 
 

@@ -98,7 +98,7 @@ def test_the_margin_rule_keeps_the_order_of_a_clear_leader():
     ranking = reranker_comparison_to_dict(result)["rankings"]["confidence"]
     assert ranking["margin_share"] == pytest.approx(1 / 3)  # question b, whose first score leads by 8/9
     assert ranking["values"]["P@1"]["aligned, margin 0.5"]["value"] == 1.0
-    assert "the margin 0.5 skips 33.3%" in build_reranker_tables(result)[0].title
+    assert "the margin 0.5 skips reranking for 33.3% of the questions" in build_reranker_tables(result)[0].title
 
 
 def test_each_answer_is_generated_once(tmp_path: Path):
@@ -126,7 +126,7 @@ def test_every_llm_and_data_set_has_its_tables(tmp_path: Path):
     assert {row[0]: row[1] for row in knowing_nq.rows}["no passages"] == "100.0 % [100.0, 100.0]"
     fake_hotpotqa = tables["Right answers of fake to hotpotqa, 2 questions"]
     assert {row[0]: row[1] for row in fake_hotpotqa.rows}["aligned"] == "100.0 % [100.0, 100.0]"
-    less = tables["Less base, in points: answers of fake to nq, 1 questions"]
+    less = tables["Difference from base, in points: answers of fake to nq, 1 questions"]
     assert "base" not in [row[0] for row in less.rows]
 
 
@@ -207,7 +207,7 @@ def test_predictions_hold_no_texts_and_are_enough_for_the_measures(tmp_path: Pat
 def test_the_tables_say_what_they_are_measured_on():
     first, second = build_reranker_tables(compare_rerankers([held()], BOTH))
     assert first.title == (
-        "Rankers: preferences by confidence, 2 questions with passages of both kinds; a random order has P@1 0.417"
+        "Rankers: preferences by confidence, 2 questions with helpful and unhelpful passages; a random order has P@1 0.417"
     )
     assert first.columns[:4] == ("ranker", "P@1", "R@1", "MRR@1")
     assert [line[0] for line in first.rows] == ["retriever", "base", "aligned", "oracle"]

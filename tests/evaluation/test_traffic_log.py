@@ -52,9 +52,9 @@ def costs(cost):
 
 def test_a_skipped_record_holds_the_costs_of_reading_and_answering():
     event = parse_event(SKIPPED)
-    assert costs(event.reading) == (1.5, 30, 4)
-    assert costs(event.closed_book_cost) == (2.0, 0, 6)
-    assert math.isnan(event.open_book_cost.seconds)
+    assert costs(event.decision_cost) == (1.5, 30, 4)
+    assert costs(event.cost_if_skipped) == (2.0, 0, 6)
+    assert math.isnan(event.cost_if_retrieved.seconds)
     assert event.loses_answer is None
 
 
@@ -90,18 +90,18 @@ def test_empty_questions_are_not_traffic(tmp_path):
 
 def test_questions_of_a_batch_have_no_times():
     batch = {key: value for key, value in SKIPPED.items() if key != "seconds"} | {"batch": 4}
-    assert math.isnan(parse_event(batch).reading.seconds)
+    assert math.isnan(parse_event(batch).decision_cost.seconds)
 
 
 def test_a_retrieved_record_holds_the_cost_of_searching():
     event = parse_event(RETRIEVED)
-    assert costs(event.open_book_cost) == (3.25, 80, 6)
-    assert costs(event.closed_book_cost) == (0, 0, 0)  # the draft is the whole closed-book answer
+    assert costs(event.cost_if_retrieved) == (3.25, 80, 6)
+    assert costs(event.cost_if_skipped) == (0, 0, 0)  # the draft is the whole closed-book answer
 
 
 def test_a_retrieved_record_without_a_full_draft_has_no_closed_book_cost():
     event = parse_event({key: value for key, value in RETRIEVED.items() if key != "draft"})
-    assert math.isnan(event.closed_book_cost.seconds)
+    assert math.isnan(event.cost_if_skipped.seconds)
     assert event.loses_answer is None
 
 
@@ -121,13 +121,13 @@ def test_a_record_without_passages_has_only_one_answer():
 
 def test_a_decision_alone_has_a_need_and_no_costs():
     event = parse_event(DECIDED)
-    assert (event.need, event.retrieved, math.isnan(event.reading.seconds)) == (0.2, False, True)
+    assert (event.need, event.retrieved, math.isnan(event.decision_cost.seconds)) == (0.2, False, True)
 
 
 def test_uncounted_prompt_tokens_are_estimated_from_the_text():
     event = parse_event({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
-    assert event.reading.prompt == math.ceil(len("who wrote it?") / 4)
-    assert event.open_book_cost.prompt == event.reading.prompt + math.ceil(len(" Bob wrote it.") / 4)
+    assert event.decision_cost.prompt == math.ceil(len("who wrote it?") / 4)
+    assert event.cost_if_retrieved.prompt == event.decision_cost.prompt + math.ceil(len(" Bob wrote it.") / 4)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_label_run_has_graded_risk(tmp_path):
     assert (line.retrieved, line.risks["graded"].hits, line.risks["graded"].n) == (1, 1, 3)
     assert line.savings["seconds"] is None
     assert line.savings["tokens"].saved > 0
-    assert log.own_threshold == 0.5
+    assert log.run_threshold == 0.5
 
 
 def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path):

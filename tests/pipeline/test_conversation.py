@@ -8,8 +8,9 @@ from knowgate.errors import BadInput
 from knowgate.gates import load_gate
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.questions import Exchange, is_follow_up
+from knowgate.pipeline import conversation
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.conversation import Conversation, question_from_messages, rewrite_follow_up
+from knowgate.pipeline.conversation import MAX_EXCHANGES, Conversation, question_from_messages, rewrite_follow_up
 
 BEFORE = [Exchange("Who wrote Emma?", "Jane Austen")]
 
@@ -130,6 +131,19 @@ def test_earlier_messages_that_are_too_long_for_a_question_are_not_joined():
     model = PromptRecorder()
     question = question_from_messages(model, chat_after("Who wrote Emma? " * 2_000, "Jane Austen"))
     assert (question.text, question.meta, model.prompts) == ("And when was she born?", {}, [])
+
+
+def test_the_length_of_an_earlier_question_counts_after_normalization():
+    expanding = "\ufdfa" * 2_000  # becomes 36,000 characters
+    assert question_from_messages(PromptRecorder(), chat_after(expanding, "Jane")).meta == {}
+
+
+def test_only_the_last_earlier_questions_are_checked(monkeypatch):
+    checked = []
+    monkeypatch.setattr(conversation, "is_too_long", checked.append)
+    messages = [message for number in range(100) for message in chat_after(f"Who wrote book {number}?", "Jane")[:2]]
+    question_from_messages(PromptRecorder(), [*messages, {"role": "user", "content": "When?"}])
+    assert checked == [f"Who wrote book {number}?" for number in range(100 - MAX_EXCHANGES, 100)]
 
 
 def test_of_a_long_earlier_answer_only_the_beginning_is_read():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -10,10 +11,12 @@ import pytest
 import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
+from knowgate.server.upstream.draft import MAX_BEGINNING_CHARS, read_until
 from knowgate.types import Arbiter, Belief, Signal
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.server.test_forwarding import use_retriever
+from tests.server.test_upstream_responses import chunk
 
 
 class FixedArbiter(Arbiter):
@@ -204,3 +207,27 @@ def test_a_question_that_is_skipped_gets_no_draft_for_the_arbiter(serve, stub):
     address, _ = serve(gate="never", change=use_arbiter(FixedArbiter(0.9)))
     assert ask(address).json()["knowgate"]["way"] == "question"
     assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize("pieces", [["x" * 20_000, *["y"] * 300], ["x"] * 30_000], ids=["long", "many"])
+def test_only_the_beginning_of_a_stream_is_checked_for_acceptance(pieces):
+    lines = [b"data: " + chunk(piece) + b"\n\n" for piece in pieces]
+    checked = []
+    draft = asyncio.run(read_until(FakeResponse(lines), lambda text: checked.append(len(text))))
+    assert max(checked) <= MAX_BEGINNING_CHARS
+    assert len(checked) < 1_000
+    assert draft.completion.text == "".join(pieces)  # it is read to the end
+
+
+class FakeResponse:
+    """A response whose body has arrived."""
+
+    headers: ClassVar = {}
+
+    def __init__(self, chunks):
+        self.content = self
+        self.chunks = chunks
+
+    async def iter_any(self):
+        for piece in self.chunks:
+            yield piece

@@ -1,16 +1,23 @@
 """Connections: headers are limited in size, number and time, and old half-open connections make room for others."""
 
+import asyncio
+import logging
 import resource
 import socket
 import time
 from contextlib import suppress
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from knowgate.server import connection_limits
-from knowgate.server.entrypoint import raise_open_file_limit
+from knowgate.server.app import EndpointApp
+from knowgate.server.connection_limits import REQUESTS_PER_TURN, AddressConnections
+from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_limit
+from knowgate.server.options import ServeOptions
+from knowgate.server.streaming import ABORT_EXTENSION
 from tests.support.processes import until
 
 
@@ -389,3 +396,64 @@ def test_a_server_raises_its_limit_of_open_files(monkeypatch, caplog, soft_limit
     raise_open_file_limit()
     assert limits == expected
     assert ("can open only 1024 files" in caplog.text) == (hard_limit == 1_024)
+
+
+def test_requests_of_a_busy_address_start_in_several_turns_of_the_event_loop():
+    async def start_requests():
+        busy, other = AddressConnections(), AddressConnections()
+        started = []
+
+        async def start(connections, name):
+            await connections.wait_for_turn()
+            started.append(name)
+
+        tasks = [asyncio.ensure_future(start(busy, "busy")) for _ in range(100)]
+        tasks.append(asyncio.ensure_future(start(other, "other")))
+        counts = []
+        while len(started) < len(tasks):
+            await asyncio.sleep(0)
+            counts.append(len(started))
+        return started, counts
+
+    started, counts = asyncio.run(start_requests())
+    assert "other" in started[: REQUESTS_PER_TURN + 1]
+    assert max(after - before for before, after in pairwise([0, *counts])) <= REQUESTS_PER_TURN + 1
+    assert started.count("busy") == 100
+
+
+def test_the_turns_of_an_address_start_again_after_a_pause():
+    async def start_twice():
+        connections = AddressConnections()
+        for _ in range(2):
+            await asyncio.gather(*[connections.wait_for_turn() for _ in range(2 * REQUESTS_PER_TURN)])
+            await asyncio.sleep(0.01)
+        return True
+
+    assert asyncio.run(start_twice())
+
+
+def test_many_connections_are_accepted_in_one_turn_of_the_event_loop():
+    """uvloop accepts one connection in each turn, so a busy client would keep out others."""
+    assert build_uvicorn_options(ServeOptions())["loop"] == "asyncio"
+
+
+def test_a_response_to_a_client_that_has_left_logs_no_error(serve, monkeypatch, caplog):
+    """Of two requests on a connection, uvicorn marks only the latest as disconnected, and writes for the other one."""
+
+    async def respond_too_late(self, scope, receive, send):
+        scope["extensions"][ABORT_EXTENSION]["abort"]()
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+        responses.append("sent")
+
+    responses = []
+    address, _ = serve(gate="never")
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    monkeypatch.setattr(EndpointApp, "__call__", respond_too_late)
+    for count in (1, 2, 3):
+        with connect(address) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+            until(lambda count=count: len(responses) == count or caplog.records)
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert [record.message for record in caplog.records if record.name.startswith(("uvicorn", "asyncio"))] == []

@@ -152,7 +152,7 @@ def test_replay_takes_no_costs_from_decisions_without_an_answer(serve, stub, tmp
         id = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30).json()["id"]
     httpx.get(f"{address}/v1/decisions/{id}")  # is answered after all decisions are written
     traffic = Traffic(read_server_log(tmp_path / "d.db").events)
-    assert (len(traffic.events), traffic.count_known("open_book_cost")) == (4, 1)
+    assert (len(traffic.events), traffic.count_known("cost_if_retrieved")) == (4, 1)
 
 
 def test_a_draft_that_is_sent_because_nothing_was_found_is_no_extra_call(serve, stub, tmp_path):

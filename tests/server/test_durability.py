@@ -16,7 +16,7 @@ from knowgate.server.database import DELETE_TEXTS, SELECT_UNFINDABLE, delete_row
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry import decision_log
-from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, _store_feedback
+from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow, _store_feedback
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
@@ -128,6 +128,16 @@ def test_a_canceled_wait_does_not_stop_the_writer(tmp_path):
     log.close()
 
 
+def test_keys_of_questions_are_computed_in_the_thread_of_the_log(tmp_path, monkeypatch):
+    threads = []
+    monkeypatch.setattr(decision_log, "question_key", lambda text: threads.append(threading.current_thread()) or text)
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    log.append({"id": "kg-1"}, "Who wrote Emma? When?", source_questions=("When?", "Who wrote Emma?")).result(10)
+    assert len(threads) == 3  # each one once
+    assert threading.current_thread() not in threads
+    log.close()
+
+
 def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):
     address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
     id = ask(address).headers["x-knowgate-id"]
@@ -139,7 +149,7 @@ def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):
 def test_decisions_beyond_the_queue_are_counted_as_lost(tmp_path):
     losses = []
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False, on_loss=lambda *loss: losses.append(loss))
-    log._pending = [("kg-0", 1.0, None, "{}", "", None)] * MAX_PENDING_ROWS
+    log._pending = [DecisionRow("kg-0", 1.0, None, "{}", "", None)] * MAX_PENDING_ROWS
     commit = log.append({"id": "kg-1"}, None)
     assert (losses, log.lost_count) == ([("queue full", 1)], 1)
     assert "too many decisions" in str(commit.exception(timeout=5))

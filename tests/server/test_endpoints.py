@@ -1,5 +1,6 @@
 """Endpoints other than chats: decision log, feedback, metrics, forwarding, reranking; and batches and limits."""
 
+import asyncio
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,9 @@ import pytest
 import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.chat.decisions import MAX_DOCUMENT_CHARS
+from knowgate.server.endpoints import ENDPOINTS
 from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry.metrics import SharedCall
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.processes import until
@@ -243,3 +246,67 @@ def test_too_many_simultaneous_requests_are_answered_429(serve, stub, streamed):
     assert {reply.headers["retry-after"] for reply in replies if reply.status_code == 429} == {"1"}
     assert app.state.service.active_requests.count == 0
     assert ask(address).status_code == 200
+
+
+# --- load -----------------------------------------------------------------------------------------
+
+
+def test_only_checks_metrics_and_pages_need_no_free_slot():
+    free = {endpoint.path for endpoint in ENDPOINTS if not endpoint.needs_slot}
+    pages = {"/", "/docs", "/openapi.json", "/v1/dashboard", "/v1/learning"}
+    assert free == {"/health", "/ready", "/metrics", *pages}
+
+
+def test_the_list_of_models_needs_a_free_slot(serve):
+    address, app = serve(gate="never")
+    app.state.service.active_requests.total = 0
+    assert httpx.get(f"{address}/v1/models").status_code == 429
+    assert httpx.get(f"{address}/ready").status_code == 200
+
+
+def test_requests_that_wait_for_a_shared_call_share_its_result():
+    async def share():
+        results = []
+        shared = SharedCall()
+
+        async def work():
+            results.append(len(results))
+            await asyncio.sleep(0)
+            return results[-1]
+
+        first = await asyncio.gather(*[shared.run(work) for _ in range(100)])
+        second = await asyncio.gather(*[shared.run(work) for _ in range(100)])
+        return set(first), set(second), results
+
+    assert asyncio.run(share()) == ({0}, {1}, [0, 1])  # later requests get a newer result
+
+
+def test_a_shared_call_that_fails_fails_for_all_and_is_tried_again():
+    async def share():
+        shared = SharedCall()
+
+        async def fail():
+            raise ValueError
+
+        errors = await asyncio.gather(*[shared.run(fail) for _ in range(3)], return_exceptions=True)
+        return [type(error) for error in errors], await shared.run(lambda: asyncio.sleep(0, "done"))
+
+    assert asyncio.run(share()) == ([ValueError] * 3, "done")
+
+
+def test_many_requests_for_the_models_ask_the_upstream_few_times(serve, monkeypatch):
+    address, app = serve(gate="never", options={"waiting": 200})
+    upstream = app.state.service.forwarder.upstream
+    counts, list_models = [], upstream.list_models
+
+    async def count(headers):
+        counts.append(len(counts))
+        await asyncio.sleep(0.5)
+        return await list_models(headers)
+
+    monkeypatch.setattr(upstream, "list_models", count)
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda _: httpx.get(f"{address}/v1/models", timeout=60), range(20)))
+    assert {reply.status_code for reply in replies} == {200}
+    assert len(counts) < len(replies)
+    assert len({reply.content for reply in replies}) <= len(counts)

@@ -11,14 +11,16 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from knowgate.data.history.entries import is_too_long
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.backend import CLIENT
+from knowgate.server import json_api, schemas
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
-from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, count_json_values, parse_json_object
+from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, count_json_values, parse_json_object, parse_request
 from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, FairLock, RequestSlots, UploadBudget
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -149,6 +151,101 @@ def test_many_values_are_allowed_where_no_gate_decides(serve):
     body = {"model": "m", "input": list(range(100_000))}
     assert httpx.post(f"{address}/v1/embeddings", json=body, timeout=30).status_code == 200
     assert httpx.post(f"{address}/v1/completions", json={**body, "prompt": "Who?"}, timeout=30).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field"),
+    [
+        (schemas.ChatRequest, {"messages": [[]] * 21_000}, "messages.0"),
+        (schemas.DecideRequest, {"messages": [[]] * 21_000}, "messages.0"),
+        (schemas.DecideRequest, {"questions": [1] * 21_000}, "questions.0"),
+        (schemas.RerankRequest, {"query": "Who?", "documents": [1] * 21_000}, "documents.0.str"),
+        (schemas.GatedRequest, {"knowgate": {"filter": {"id": [1] * 21_000}}}, "knowgate.filter.id.0"),
+        (schemas.GatedRequest, {"knowgate": {f"x{number}": 1 for number in range(5_000)}}, "knowgate"),
+        (schemas.GatedRequest, {"knowgate": {"filter": dict.fromkeys(map(str, range(5_000)))}}, "knowgate.filter"),
+    ],
+)
+def test_a_request_of_many_invalid_values_builds_few_errors(model, body, field):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    assert caught.value.error_count() <= 2
+    with pytest.raises(ApiError, match=f"'{field}' is invalid"):
+        parse_request(model, body)
+
+
+@pytest.mark.parametrize(("count", "is_parsed_in_thread"), [(1_000, False), (21_000, True)])
+def test_a_small_body_of_many_values_is_parsed_in_a_thread(serve, monkeypatch, count, is_parsed_in_thread):
+    parsing_threads = []
+
+    def parse(*args):
+        parsing_threads.append(threading.current_thread())
+        return parse_json_object(*args)
+
+    address, _ = serve(gate="never")
+    monkeypatch.setattr(json_api, "parse_json_object", parse)
+    assert _post(address, "x", CHAT + f"[{'1,' * count}1]}}").status_code == 200
+    loop_threads = []
+    monkeypatch.setattr(json_api, "is_large", lambda body: loop_threads.append(threading.current_thread()))
+    assert _post(address, "x", CHAT + "1}").status_code == 200
+    assert (parsing_threads[0] is not loop_threads[0]) == is_parsed_in_thread
+
+
+class SlowParser:
+    """Parses bodies, but waits at the first one until it is released. `names` are those of the parsed bodies."""
+
+    def __init__(self, app, monkeypatch):
+        self.calls = app.state.service._parser_thread._calls
+        self.release = threading.Event()
+        self.names = []
+        monkeypatch.setattr(json_api, "parse_json_object", self.parse)
+
+    def parse(self, body, max_values):
+        value = parse_json_object(body, max_values)
+        self.names.append(value["user"])
+        assert self.release.wait(PATIENCE)
+        return value
+
+    def wait_for(self, count):
+        """Wait until as many bodies have started or wait."""
+        until(lambda: len(self.names) + len(list(self.calls)) == count)
+
+
+LARGE_CHAT = '{"model":"m","messages":[{"role":"user","content":"capital?"}],"x":"%s","user":"%s"}'
+
+
+def test_keys_take_turns_when_large_bodies_are_parsed(serve, tmp_path, monkeypatch):
+    busy, other = (add_key(tmp_path / "keys.json", name) for name in ("busy", "other"))
+    address, app = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    parser = SlowParser(app, monkeypatch)
+    requests = [(busy, "busy 1"), (busy, "busy 2"), (busy, "busy 3"), (other, "other")]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        replies = []
+        for count, (key, name) in enumerate(requests, 1):
+            replies.append(pool.submit(_post, address, key, LARGE_CHAT % ("x" * 70_000, name)))
+            parser.wait_for(count)
+        parser.release.set()
+        assert [reply.result().status_code for reply in replies] == [200] * len(requests)
+    assert parser.names == ["busy 1", "other", "busy 2", "busy 3"]
+
+
+def test_a_waiting_body_whose_client_has_left_is_not_parsed(serve, monkeypatch):
+    address, app = serve(gate="never")
+    parser = SlowParser(app, monkeypatch)
+    parts = urlsplit(address)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(_post, address, "x", LARGE_CHAT % ("x" * 70_000, "first"))
+        parser.wait_for(1)
+        body = LARGE_CHAT % ("x" * 70_000, "gone")
+        with socket.create_connection((parts.hostname, parts.port)) as connection:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall((head + body).encode())
+            parser.wait_for(2)
+        until(lambda: app.state.service.active_requests.count == 1)  # the server has noticed
+        last = pool.submit(_post, address, "x", LARGE_CHAT % ("x" * 70_000, "last"))
+        parser.wait_for(3)
+        parser.release.set()
+        assert [reply.result().status_code for reply in (first, last)] == [200, 200]
+    assert parser.names == ["first", "last"]
 
 
 # --- filters and searches -------------------------------------------------------------------------

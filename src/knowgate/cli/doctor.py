@@ -37,8 +37,7 @@ OPTIONAL_PACKAGES = {
     "pypdf": ("pypdf", "pdf"),
     "faiss-cpu": ("faiss", "faiss"),
 }
-REQUIRED_SERVER_MODULES = ("starlette", "uvicorn", "aiohttp", "prometheus_client")
-FAST_SERVER_MODULES = ("uvloop", "httptools")
+SERVER_MODULES = ("starlette", "uvicorn", "httptools", "aiohttp", "prometheus_client")
 UPSTREAM_TIMEOUT = 3.0  # seconds to wait for a connection to the upstream server
 MIN_FREE_GB = 2
 
@@ -140,7 +139,7 @@ def _check_weights(name: str) -> Finding:
     label = f"weights {name}"
     spec = weights.get_weights(name)
     if not weights.is_cached(name):
-        if spec.embedded:
+        if spec.downloads_on_use:
             return Finding(label, "not downloaded yet", f"knowgate models pull {name}")
         return Finding(label, f"not downloaded (optional): {spec.summary}", is_minor=True)
     try:
@@ -148,7 +147,7 @@ def _check_weights(name: str) -> Finding:
     except WeightsError:
         command = f"rm -r '{weights.locate_weights(name)}' && knowgate models pull {name}"
         return Finding(label, "corrupted (wrong sha256)", command, is_broken=True)
-    return Finding(label, "cached, checksum good", is_minor=not spec.embedded)
+    return Finding(label, "cached, checksum good", is_minor=not spec.downloads_on_use)
 
 
 def _check_cache() -> Finding:
@@ -203,11 +202,10 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
 
 
 def _check_server_packages() -> Finding:
-    """Check whether the packages of the server are installed. Some are optional."""
-    missing = [name for name in (*REQUIRED_SERVER_MODULES, *FAST_SERVER_MODULES) if not _is_installed(name)]
+    """Check whether the packages of the server are installed."""
+    missing = [name for name in SERVER_MODULES if not _is_installed(name)]
     if missing:
-        is_broken = not set(missing).isdisjoint(REQUIRED_SERVER_MODULES)
-        return Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", is_broken)
+        return Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", is_broken=True)
     return Finding("server", "all packages are installed")
 
 

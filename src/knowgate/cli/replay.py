@@ -135,7 +135,7 @@ def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
     """Return notes on thresholds, such as {0.4: "the gate's own", 0.5: "as it ran"} (in all logged decisions)."""
     names: dict[float, str] = {}
     if gate is not None:
-        own = _get_gate_threshold(log, gate) if log.own_threshold is None else log.own_threshold
+        own = _get_gate_threshold(log, gate) if log.run_threshold is None else log.run_threshold
         names[own] = "the gate's own"
     if len(log.thresholds) == 1:
         [used] = log.thresholds
@@ -238,8 +238,8 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
 
 def _print_assumed_costs(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     """Print for how many questions costs are recorded or estimated, unless all are recorded."""
-    n_skip_costs = traffic.count_known("closed_book_cost")
-    n_retrieval_costs = traffic.count_known("open_book_cost")
+    n_skip_costs = traffic.count_known("cost_if_skipped")
+    n_retrieval_costs = traffic.count_known("cost_if_retrieved")
     if min(n_skip_costs, n_retrieval_costs) < len(log.events):
         counts = f"with a search are recorded for {n_retrieval_costs} of them, costs without one for {n_skip_costs}"
         inform(f"Costs {counts}. For the rest, the mean of these is assumed.")

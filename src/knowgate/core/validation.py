@@ -25,8 +25,14 @@ MAX_COUNT = 1_000_000_000  # maximum of options that count something
 MAX_DEPTH = 64  # maximum nesting of lists and objects
 MAX_DIGITS = 300  # maximum length of an integer; a float holds up to 309 digits
 MAX_SHOWN_CHARS = 80  # a value is cut to this length in an error message
+LIST_BRACKETS = bytes.maketrans(b"{}", b"[]")
+NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))  # all other bytes
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # escaped in JSON, or as characters
+# Escaped in JSON: a pair, which stands for one character, or one without its partner.
+ESCAPED_SURROGATES = re.compile(
+    r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[89a-fA-F][0-9a-fA-F]{2})"
+)
+ESCAPE_LENGTH = len(r"\ud800")
 
 
 def check_regular_file(path: Path) -> None:
@@ -69,11 +75,11 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
         replace_surrogates: Accept lone surrogates and replace them by U+FFFD.
     """
     value = _decode(text, where)
-    # Most texts have no surrogates and too few brackets for deep nesting. Their values need no further check.
-    has_surrogates = _may_have_surrogates(text)
-    if has_surrogates or text.count("[") + text.count("{") > MAX_DEPTH:
-        check_parsed_value(value, where, allow_surrogates=allow_surrogates or replace_surrogates)
-    if has_surrogates and replace_surrogates:
+    surrogate = _find_lone_surrogate(text)
+    if surrogate and not (allow_surrogates or replace_surrogates):
+        raise _make_surrogate_error(surrogate, where)
+    check_json_depth(text, where)
+    if surrogate and replace_surrogates:
         clean_text = LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
         value = _make_decoder().decode(clean_text)
     return value
@@ -106,12 +112,28 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def check_parsed_value(value: Any, where: str, *, allow_surrogates: bool = False) -> None:
+def check_json_depth(text: str, where: str) -> None:
+    """Raise BadInput if valid JSON is nested too deep.
+
+    Only the text is read, because a walk over a million values would take more than a second.
+    """
+    if text.count("[") + text.count("{") <= MAX_DEPTH:  # too few brackets
+        return
+    without_escapes = text.replace(r"\\", "").replace(r"\"", "")  # an escaped quote does not end a string
+    outside_strings = "".join(without_escapes.split('"')[::2])  # every second part is between two quotes
+    brackets = outside_strings.encode("ascii", "ignore").translate(LIST_BRACKETS, NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")  # the innermost level
+    if brackets:
+        raise _make_depth_error(where)
+
+
+def check_parsed_value(value: Any, where: str) -> None:
     """Raise BadInput if a parsed value is nested too deep or has lone surrogates. These are halves of characters."""
     level = [value]
     for _ in range(MAX_DEPTH):
         for item in level:
-            if isinstance(item, str) and not allow_surrogates:
+            if isinstance(item, str):
                 check_encodable(item, where)
         level = list(_iter_children(level))
         if not level:
@@ -151,8 +173,7 @@ def check_encodable(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        code = f"\\u{ord(text[error.start]):04x}"
-        raise BadInput(f"{where} contains invalid Unicode (the lone surrogate {code}). Remove it.") from None
+        raise _make_surrogate_error(f"\\u{ord(text[error.start]):04x}", where) from None
 
 
 def check_integer(value: Any, name: str, *, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
@@ -234,11 +255,19 @@ def keep_object(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _may_have_surrogates(text: str) -> bool:
-    """Return whether JSON text may contain lone surrogates. Only False is certain."""
-    if text.isascii() and "\\u" not in text:  # faster than the search below
-        return False
-    return SURROGATES.search(text) is not None
+def _make_surrogate_error(code: str, where: str) -> BadInput:
+    return BadInput(f"{where} contains invalid Unicode (the lone surrogate {code}). Remove it.")
+
+
+def _find_lone_surrogate(text: str) -> str:
+    """Return a lone surrogate in valid JSON, such as "\\ud800", or ""."""
+    if not text.isascii() and (character := LONE_SURROGATE.search(text)) is not None:
+        return f"\\u{ord(character[0]):04x}"
+    if "\\u" in text:
+        for match in ESCAPED_SURROGATES.finditer(text.replace(r"\\", "")):  # without escaped backslashes
+            if len(match[0]) == ESCAPE_LENGTH:
+                return match[0].lower()
+    return ""
 
 
 def _reject_constant(name: str) -> NoReturn:

@@ -13,7 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,9 +98,9 @@ class EffectInterval:
     Attributes:
         low: Start of the interval.
         high: End of the interval. It belongs to the next interval, except for the last one, which includes 1.
-        beneficial: Number of questions whose mastery or certainty retrieval raises.
-        neutral: Number of questions that retrieval does not change.
-        harmful: Number of questions whose mastery or certainty retrieval lowers.
+        beneficial: Number of questions for which retrieval raises the mastery (or certainty).
+        neutral: Number of questions for which retrieval does not change it.
+        harmful: Number of questions for which retrieval lowers it.
     """
 
     low: float
@@ -125,11 +125,11 @@ class KnowledgeBoundary:
         counts: Numbers of rows and verdicts.
         accuracy: Accuracy of the greedy answers.
         benefit: How often retrieval turns greedy answers right or wrong.
-        effects: How often retrieval helps and harms, by interval of an indicator. The keys are the side that the indicator
-            is measured on ('closed', 'open' or 'mask'), then the indicator.
+        effects: How often retrieval helps and harms, by interval of an indicator, as `effects[side][indicator]`. The side
+            is the kind of answers that the indicator is measured on: 'closed', 'open' or 'mask'.
         correlation: Correlation of closed-book mastery and certainty.
-        savings: For each indicator, what skipping retrieval for its highest values saves and costs; None if no question
-            has a graded answer both with and without passages.
+        savings: For each indicator, what is saved and lost if questions with high values skip retrieval; None if no
+            question has a graded answer both with and without passages.
         copying: How often the LLM copies the word MASK; None if the run has no answers with masked passages.
         slices: The same measures on groups of questions, such as those of each language.
         agreements: Agreement of each pair of graders.
@@ -224,10 +224,10 @@ NO_CHANGE = RetrievalChange(0.0, 0)
 
 def measure_retrieval_change(row: LabelRow) -> RetrievalChange:
     """Measure how passages change the answers to a question."""
-    before = row.closed.mastery if row.closed else None
-    after = row.open.mastery if row.open else None
-    rise = 0.0 if before is None or after is None else round(after - before, 6)
-    return RetrievalChange(rise, row.benefit or 0)
+    without = row.closed.mastery if row.closed else None
+    with_passages = row.open.mastery if row.open else None
+    rise = 0.0 if without is None or with_passages is None else round(with_passages - without, 6)
+    return RetrievalChange(mastery=rise, benefit=row.benefit or 0)
 
 
 def _summarize_facts(facts: Sequence[QuestionFacts], counts: RowCounts, extremes: _ExtremeRows) -> KnowledgeBoundary:
@@ -262,19 +262,20 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
     Args:
         facts: The questions.
         indicator: 'mastery' (share of right samples) or 'certainty' (how far they agree), divided into intervals.
-        side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
+        side: The answers on which the indicator is measured: 'closed' (without passages), 'open' (with passages) or
+            'mask' (with passages in which the gold answers are masked).
     """
-    effects = [Counter[str | None]() for _ in range(INTERVAL_COUNT)]  # of the questions of each interval
+    effects_by_interval = [Counter[str | None]() for _ in range(INTERVAL_COUNT)]
     for fact in facts:
         value = fact.indicators[side][indicator]
         if value is not None:
             number = int(value * INTERVAL_COUNT + measures.TOLERANCE)  # the tolerance absorbs rounding errors
             number = min(number, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
-            effects[number][fact.effects[indicator]] += 1
+            effects_by_interval[number][fact.effects[indicator]] += 1
     limits = [number / INTERVAL_COUNT for number in range(INTERVAL_COUNT + 1)]
-    parts = zip(limits[:-1], limits[1:], effects, strict=True)
-    # The fields of an interval after its limits are in the order of `Effect`.
-    return tuple(EffectInterval(low, high, *(counts[effect] for effect in Effect)) for low, high, counts in parts)
+    # The values of `Effect` are the names of the fields: beneficial, neutral and harmful.
+    fields = [{effect.value: counts[effect] for effect in Effect} for counts in effects_by_interval]
+    return tuple(EffectInterval(*interval, **counts) for interval, counts in zip(pairwise(limits), fields, strict=True))
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
@@ -387,14 +388,17 @@ def run_report_to_dict(run: RunReport) -> dict[str, Any]:
 
 
 def _shorten_row(row: LabelRow) -> dict[str, Any]:
-    """Convert a row to plain data without samples and passage texts."""
+    """Convert a row to plain data without samples and passage texts.
+
+    Answers: 'closed' (without passages), 'open' (with passages), 'mask' (with the gold answers masked in the passages).
+    """
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     return {
         "id": row.id,
         "question": row.question,
         "answers": list(row.answers),
         **{side: answer.text for side, answer in answers.items() if answer is not None},
-        "mastery_change": measure_retrieval_change(row).mastery,
+        "mastery_change": measure_retrieval_change(row).mastery,  # of the share of correct samples
         "benefit": row.benefit,
         "passages": [passage.id for passage in row.passages],
     }

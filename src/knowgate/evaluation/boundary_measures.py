@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +62,11 @@ class QuestionFacts:
 
 
 def extract_facts(row: LabelRow) -> QuestionFacts:
-    """Extract the facts for the knowledge report from one labeled question."""
+    """Extract the facts for the knowledge report from one labeled question.
+
+    The row has up to three answers: without passages ('closed'), with passages ('open'), and with passages in which the
+    gold answers are replaced by the word MASK ('mask').
+    """
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     correct = {side: answer.correct if answer else None for side, answer in answers.items()}
@@ -83,12 +85,15 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
         mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
         frequency=row.answer_frequency,
         slices=label_rows.list_slices(row),
-        verdicts=_collect_row_verdicts(row, question),  # of all graders, the stored one and those that compare texts
+        verdicts=_collect_row_verdicts(row, question),
     )
 
 
 def _collect_row_verdicts(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
-    """Return the verdicts on both answers of a row, by side and grader."""
+    """Return the verdicts on both answers of a row, by side and grader.
+
+    The graders are those that compare texts, and the one whose verdict is stored with the row.
+    """
     if not has_gold_answer(question):
         return {}
     answers = {"closed": row.closed, "open": row.open}
@@ -114,6 +119,7 @@ def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Questi
     }
     if question.choices and get_gold_letter(question) is not None:
         verdicts["choice"] = grade_choice(answer.text, question)
+    # The verdict of a grader that compares texts was computed above. Others, such as an LLM's, are only stored.
     if answer.correct is not None and stored_grader not in STRING_GRADERS:
         verdicts[stored_grader or "recorded"] = answer.correct
     return verdicts
@@ -129,10 +135,10 @@ class SavingPoint:
     Confident: high mastery (share of correct samples) or certainty (their agreement).
 
     Attributes:
-        threshold: Mastery or certainty from which on questions are skipped; None if nothing is skipped.
+        threshold: Retrieval is skipped for questions with at least this mastery or certainty. None: it is never skipped.
         saved: Share of searches that are saved because their questions are skipped.
         accuracy: Accuracy with closed-book answers for skipped questions and open-book answers for the others.
-        random: Accuracy of skipping as many questions at random.
+        random: Accuracy if as many questions, chosen at random, skip retrieval.
     """
 
     threshold: float | None
@@ -152,7 +158,7 @@ class SavingCurve:
         always: Accuracy of always retrieving.
         never: Accuracy of never retrieving.
         points: One point for each distinct threshold, from skipping nothing to skipping everything.
-        marks: Points at the round thresholds that tables show.
+        marks: Points at the round thresholds that tables show (0.2, 0.4, ...).
     """
 
     n: int
@@ -181,8 +187,8 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     never = float(cases.closed_book_right.mean())
     nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
     points = [nothing_skipped, *map(cases.measure_threshold, _list_distinct(cases.values))]
-    marks = map(cases.measure_threshold, TABLE_THRESHOLDS)
-    return SavingCurve(len(cases.values), always, never, tuple(points), tuple(marks))
+    table_points = map(cases.measure_threshold, TABLE_THRESHOLDS)
+    return SavingCurve(len(cases.values), always, never, points=tuple(points), marks=tuple(table_points))
 
 
 class _SavingCases(NamedTuple):
@@ -199,18 +205,20 @@ class _SavingCases(NamedTuple):
     open_book_right: FloatArray
 
     def measure_threshold(self, threshold: float) -> SavingPoint:
-        """Measure the savings and accuracy if retrieval is skipped for values from `threshold` on."""
+        """Measure the savings and accuracy if all questions with a value of at least `threshold` skip retrieval."""
         is_skipped = self.values >= threshold - TOLERANCE
         saved = float(is_skipped.mean())
         accuracy = float(np.where(is_skipped, self.closed_book_right, self.open_book_right).mean())
-        random = saved * float(self.closed_book_right.mean()) + (1 - saved) * float(self.open_book_right.mean())
-        return SavingPoint(threshold, saved, accuracy, random)
+        expected_right = saved * self.closed_book_right + (1 - saved) * self.open_book_right  # with random skips
+        return SavingPoint(threshold, saved, accuracy, random=float(expected_right.mean()))
 
 
 def _list_distinct(values: FloatArray) -> list[float]:
-    """Return the values from highest to lowest, without repetitions. Rounding errors are ignored."""
-    descending = sorted(values.tolist(), reverse=True)
-    return [value for value, following in pairwise([*descending, -math.inf]) if value - following > TOLERANCE]
+    """Return the distinct values from highest to lowest. Of values that differ by rounding, the lowest is kept."""
+    ascending = np.sort(values)
+    exceeds_last = np.diff(ascending, prepend=-np.inf) > TOLERANCE  # by more than a rounding error
+    distinct: list[float] = ascending[exceeds_last].tolist()
+    return distinct[::-1]
 
 
 # --- copied masks ----------------------------------------------------------------------------------
@@ -218,15 +226,15 @@ def _list_distinct(values: FloatArray) -> list[float]:
 
 @dataclass(frozen=True)
 class CopyRate:
-    """How often the LLM copies the word MASK from passages.
+    """How often the LLM copies the word MASK from passages in which MASK replaces the gold answers.
 
-    MASK replaces the gold answers, so a copied MASK is no knowledge.
+    Each share is of the answers with such masked passages. A question is certain if all its sampled answers agree.
 
     Attributes:
-        is_mask: Share of answers that are just MASK, among the questions that are certain with the original passages.
-        says_mask: Share of answers that contain MASK, among the same questions.
-        anywhere: Share of answers that are just MASK, anywhere in the run, that is, among all questions.
-        under_mask: Share of answers that are just MASK, among the questions that are certain with the masked passages.
+        is_mask: Share of answers that are just MASK, among questions that are certain with the original passages.
+        says_mask: Share of answers that contain MASK, among questions that are certain with the original passages.
+        anywhere: Share of answers that are just MASK, among all questions.
+        under_mask: Share of answers that are just MASK, among questions that are certain with the masked passages.
     """
 
     is_mask: Proportion
@@ -240,10 +248,10 @@ def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
     masked = [fact for fact in facts if fact.is_mask is not None]
     if not masked:
         return None
-    open_book_agree = [fact for fact in masked if _samples_agree(fact, "open")]
+    certain_open_book = [fact for fact in masked if _samples_agree(fact, "open")]
     return CopyRate(
-        is_mask=estimate_proportion(fact.is_mask for fact in open_book_agree),
-        says_mask=estimate_proportion(fact.mentions_mask for fact in open_book_agree),
+        is_mask=estimate_proportion(fact.is_mask for fact in certain_open_book),
+        says_mask=estimate_proportion(fact.mentions_mask for fact in certain_open_book),
         anywhere=estimate_proportion(fact.is_mask for fact in masked),
         under_mask=estimate_proportion(fact.is_mask for fact in masked if _samples_agree(fact, "mask")),
     )
@@ -284,13 +292,14 @@ class RunSlice:
 
 def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
     """Measure groups of questions, such as all questions of one language. Questions of no group come last."""
-    thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
     slices: list[RunSlice] = []
     for dimension in label_rows.SLICE_DIMENSIONS:
-        groups = [fact.slices.get(dimension) for fact in facts]  # the group of each question
-        names: Sequence[str] = sorted({group for group in groups if group})
-        if dimension == label_rows.ANSWER_FREQUENCY:  # a number, which is divided into thirds
-            groups, names = thirds, label_rows.FREQUENCY_THIRDS
+        if dimension == label_rows.ANSWER_FREQUENCY:  # a number, so its groups are thirds
+            groups = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
+            names: Sequence[str] = label_rows.FREQUENCY_THIRDS
+        else:
+            groups = [fact.slices.get(dimension) for fact in facts]  # the group of each question
+            names = sorted({group for group in groups if group})
         if any(groups):
             slices += [summarize_slice(dimension, name, _select(facts, groups, name)) for name in names]
             others = _select(facts, groups, None)
@@ -305,7 +314,9 @@ def _select(facts: Sequence[QuestionFacts], groups: Sequence[str | None], name: 
 
 
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
-    """Measure one group of questions. Accuracies with and without passages are on the same questions where possible.
+    """Measure one group of questions.
+
+    If any question was answered with passages, the accuracy without passages is that on these questions.
 
     Args:
         dimension: What the questions are grouped by, such as 'language'.

@@ -94,6 +94,7 @@ class CostComparison:
         always_money, gated_money = self.always.money(self.prices), self.gated.money(self.prices)
         if always_money is not None and gated_money is not None:
             return always_money - gated_money
+        # If the cost of the LLM is unknown, but it is called no more often, at least the searches are saved.
         return None if self.may_call_more else self.search_money
 
     @property
@@ -119,7 +120,7 @@ class CostComparison:
         return self.search_money / self.extra_calls
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert what the gate saves to plain data.
+        """Return the savings of the gate as plain data, for JSON.
 
         Returns:
             The saved searches, the extra LLM calls and the saved money, all for `SAVINGS_QUESTIONS` questions; and the price

@@ -64,7 +64,7 @@ class EvaluationDiff:
         only_first: Names of gates that only the first evaluation has.
         only_second: Names of gates that only the second evaluation has.
         shared: Number of questions that both evaluations have.
-        needed: With fewer shared questions than this, gates are not compared question by question.
+        needed: Number of shared questions required to compare gates question by question.
     """
 
     first: EvaluationSummary
@@ -88,7 +88,7 @@ class EvaluationDiff:
         return {gate.gate: gate.changes["accuracy"].difference for gate in watched}
 
     def find_worse(self, tolerance: float) -> list[str]:
-        """Return the watched gates that lost accuracy: certainly, and more than `tolerance`."""
+        """Return the watched gates whose accuracy fell by more than `tolerance`, with an interval below 0."""
         fallen = {gate: change for gate, change in self.watched_differences.items() if is_certain_fall(change)}
         return [gate for gate, change in fallen.items() if change.value is not None and change.value < -tolerance]
 
@@ -177,22 +177,22 @@ def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: RowPa
     outcomes = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}  # of each question
     changes = {}
     for measure in [name for name in first.measures if name in second.measures]:
-        before, after = outcomes.get(measure, (None, None))
-        if shared is None or before is None or after is None:
+        first_outcomes, second_outcomes = outcomes.get(measure, (None, None))
+        if shared is None or first_outcomes is None or second_outcomes is None:
             changes[measure] = _diff_independent(first.measures[measure], second.measures[measure])
         else:
             first_rows, second_rows = shared
-            changes[measure] = _diff_paired(before[first_rows], after[second_rows], resamples)
+            changes[measure] = _diff_paired(first_outcomes[first_rows], second_outcomes[second_rows], resamples)
     return GateDiff(name, changes)
 
 
 def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> MeasureDiff:
     """Compare yes-or-no outcomes of two evaluations on the same questions.
 
-    Pairing the questions makes the intervals narrower.
+    Both evaluations are resampled together. This makes the interval of the difference narrower.
     """
-    before, after = first.astype(float), second.astype(float)
-    first_mean, second_mean, difference = estimate_means([before, after, after - before], resamples)
+    columns = [first.astype(float), second.astype(float), second.astype(float) - first]
+    first_mean, second_mean, difference = estimate_means(columns, resamples)
     return MeasureDiff(first_mean, second_mean, difference)
 
 

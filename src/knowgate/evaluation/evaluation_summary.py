@@ -147,8 +147,9 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
 def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
     """Convert the results with an arbiter to plain data, without the grade of each answer."""
     values = asdict(cascade)
-    for line in values["lines"]:
-        del line["right"]
+    values["lines"] = values.pop("results")
+    for result in values["lines"]:
+        del result["right"]
     return values
 
 
@@ -178,20 +179,24 @@ def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
 
 
 def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) -> dict[str, Any]:
-    """Build the content of decisions.json. Strings of 0 and 1 say 'right' and 'searched' for each question."""
-    gates = {gate.gate: _encode_decisions(gate.right, gate.retrieve) for gate in evaluation.gates}
-    for result in evaluation.cascade.lines if evaluation.cascade else []:
+    """Build the content of decisions.json.
+
+    For each gate, the texts 'right' and 'searched' have a digit per question: 1 if the answer is right or a search was
+    made, else 0.
+    """
+    gates = {result.gate: _encode_decisions(result.right, result.retrieve) for result in evaluation.gates}
+    for result in evaluation.cascade.results if evaluation.cascade else []:
         searched = evaluation.gate(result.gate).retrieve
         gates[result.gate + ARBITER_SUFFIX] = _encode_decisions(result.right, searched)
     if recommendation.is_positive:
-        gates[RECOMMENDED] = _encode_decisions(recommendation.right, ~recommendation.skips)
+        gates[RECOMMENDED] = _encode_decisions(recommendation.right, searched=~recommendation.skips)
     elif evaluation.has_open_answers:
         gates[RECOMMENDED] = gates["always"]
     return {"questions": tuple(evaluation.table.question_fingerprints.tolist()), "gates": gates}
 
 
 def _encode_decisions(right: BoolArray, searched: BoolArray) -> dict[str, str]:
-    """Write the flags of each question as strings of 0 and 1."""
+    """Write the flags of all questions as two texts such as '0110'."""
     flags = {"right": right, "searched": searched}
     return {name: "".join("1" if flag else "0" for flag in values) for name, values in flags.items()}
 
@@ -202,7 +207,8 @@ class _StoredDecisions:
 
     Attributes:
         questions: Fingerprints of the questions.
-        gates: By gate, the strings 'right' and 'searched' of 0 and 1, with one character per question.
+        gates: For each gate, two texts such as '0110' with a digit per question. 'right' has a 1 if the answer is right,
+            'searched' has a 1 if a search was made.
     """
 
     questions: tuple[str, ...] = ()
@@ -226,7 +232,7 @@ def _read_summary(folder: Path) -> EvaluationSummary:
     Raises:
         BadInput: The files do not describe an evaluation.
     """
-    decisions = _StoredDecisions()  # empty, unless the folder has a file of them
+    decisions = _StoredDecisions()  # empty, if the folder has no decisions.json
     file = folder / DECISIONS_FILE
     if file.is_file():
         decisions = read_record(_StoredDecisions, read_json(file), str(file))

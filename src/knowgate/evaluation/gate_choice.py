@@ -81,14 +81,14 @@ def _choose_threshold(gate: str, outcomes: GateOutcomes, rows: BoolArray, max_lo
 
 
 def _bound_loss(n_lost: IntArray, n_gained: IntArray, n: int) -> FloatArray:
-    """Return an upper 95 % bound of the accuracy loss, per threshold. One loss is added, for caution.
+    """Return an upper 95 % bound of the accuracy loss, per threshold. One lost answer is added, for caution.
 
     Args:
-        n_lost: Number of questions that only always retrieving answers right, for each threshold.
-        n_gained: Number of questions that always retrieving answers wrong and the gate right, for each threshold.
+        n_lost: For each threshold, how many answers are wrong with the gate, but right with always retrieving.
+        n_gained: For each threshold, how many answers are right with the gate, but wrong with always retrieving.
         n: Number of all questions.
     """
-    # The loss of a question is 1, -1 or 0. So the mean of its square is the share of changed questions.
+    # A question loses 1, -1 or 0 answers. The square of that is 1 for a lost or a gained answer, and 0 for the others.
     mean = (n_lost - n_gained + 1) / n
     mean_square = (n_lost + n_gained + 1) / n
     variance = np.maximum(mean_square - mean**2, 0)

@@ -79,7 +79,7 @@ class GateGuarantee:
     """Proof that a gate loses few answers. It is stored with the gate's threshold.
 
     Attributes:
-        text: The guarantee in words, including why it does not hold here if it does not. Empty if there is none.
+        text: The guarantee in words. If it does not hold here, the text says why. Empty if there is no guarantee.
         holds: Whether it applies to this LLM, these passages and answers, and the arbiter of this evaluation.
         max_loss: Loss of accuracy that it allows.
         n_calibrated: How many of the evaluated questions the threshold was chosen on.
@@ -180,14 +180,14 @@ def compare_gates(
     """
     _check_distinguishable(table)
     bootstrap = Bootstrap(len(table.rows), resamples, seed)
-    baselines = gate_results.build_baselines(table)
-    baseline_names = {baseline.gate for baseline in baselines}
-    compared = [gate for gate in scores if gate.gate not in baseline_names]
+    baseline_scores = gate_results.build_baselines(table)
+    baseline_names = {baseline.gate for baseline in baseline_scores}
+    gate_scores = [scores_of_gate for scores_of_gate in scores if scores_of_gate.gate not in baseline_names]
     # Gates and baselines are measured together, so that they share their resamples.
-    results = gate_results.measure_gates(table, [*compared, *baselines], bootstrap)
-    gates, comparisons = results[: len(compared)], []
-    if baselines:
-        baseline_results = results[len(compared) :]
+    results = gate_results.measure_gates(table, [*gate_scores, *baseline_scores], bootstrap)
+    gates, comparisons = results[: len(gate_scores)], []
+    if baseline_scores:
+        baseline_results = results[len(gate_scores) :]
         never, always, oracle = (gate_results.make_baseline_result(table, result) for result in baseline_results)
         comparisons = _compare_pairs(gates, always)
         gates = [never, always, *gates, oracle]
@@ -307,18 +307,19 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
     """
     evidence = gate.artifact.manifest.get("guarantee") or {}
     proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
-    has_arbiter = arbiter is not None and arbiter == proven_arbiter
-    is_without_arbiter = deployment.has_guarantee_without_arbiter(gate)
+    uses_proven_arbiter = arbiter is not None and arbiter == proven_arbiter
+    proven_without_arbiter = deployment.has_guarantee_without_arbiter(gate)
     # The tables show every gate also without the arbiter. A guarantee without one refers to those results.
-    conditions = _describe_deployment(table, None if is_without_arbiter else arbiter)
-    skips_without_arbiter = is_without_arbiter and gate.threshold != ALWAYS_RETRIEVE
+    conditions = _describe_deployment(table, None if proven_without_arbiter else arbiter)
+    # The threshold is ALWAYS_RETRIEVE if nothing could be proven.
+    has_proven_threshold = proven_without_arbiter and gate.threshold != ALWAYS_RETRIEVE
     is_violated = bool(deployment.find_violated_conditions(gate, conditions))
     return GateGuarantee(
         text=deployment.describe_guarantee(gate, conditions),
-        holds=(has_arbiter or skips_without_arbiter) and not is_violated,
+        holds=(uses_proven_arbiter or has_proven_threshold) and not is_violated,
         max_loss=float(evidence.get("epsilon", 0.0)),
         n_calibrated=_count_calibration_questions(table, gate),
-        has_arbiter=has_arbiter,
+        has_arbiter=uses_proven_arbiter,
     )
 
 

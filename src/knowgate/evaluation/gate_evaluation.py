@@ -60,9 +60,8 @@ class EvaluateOptions(LiveOptions):
     second_look: str | Path | None = option(
         None,
         "Folder of a fitted kbm gate that judges retrieved passages and drops those that it expects to do more harm "
-        "than good. `DIR,verdict=own` drops passages that its own verdict calls insufficient, as in the paper. Adds a "
-        "table of the "
-        "results with and without this judge.",
+        "than good. `DIR,verdict=own` drops passages that the gate calls insufficient, as in the KBM paper. Adds a table "
+        "of the results with and without this judge.",
         metavar="DIR",
     )
     arbiter: Any = option(
@@ -170,8 +169,8 @@ def _evaluate_runs(
 
     Args:
         given_gates: The gates as the caller gave them.
-        scored_gates: The same gates, but a gate that has just decided with the LLM is replaced by the name under which its
-            decisions are stored in the runs.
+        scored_gates: The same gates, for scoring. A gate that the caller ran on the LLM is replaced by the name of its
+            decisions, which are stored in the runs.
         runs: Folders of the label runs.
         options: The options of `evaluate`.
         on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
@@ -246,10 +245,11 @@ def _add_optional_tables(
     if choices:
         gates = _add_baselines(table, scores, ["always"])
         cascade = evaluate_cascade(table, gates, choices, bootstrap)
+        # Without the option, the arbiter comes from the folder of a policy.
         evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     if options.price_search is not None:
         gates = _add_baselines(table, scores, [])
-        once_right = choices.right if choices else table.always_right  # whether the answer after one search is right
+        once_right = choices.right if choices else table.retrieved_right  # whether the answer after one search is right
         price = options.price_search / options.price_wrong  # in right answers
         evaluation = replace(evaluation, actions=evaluate_actions(table, gates, once_right, price, bootstrap))
     if options.second_look is not None:
@@ -269,5 +269,7 @@ def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
     """Return the baselines with the given names ('never', 'always' or 'oracle'), followed by the gates."""
-    baselines = [baseline for baseline in build_baselines(table) if baseline.gate in names]
-    return [*baselines, *(gate for gate in scores if gate.gate not in ("never", "always", "oracle"))]
+    baselines = {baseline.gate: baseline for baseline in build_baselines(table)}
+    selected = [baseline for name, baseline in baselines.items() if name in names]
+    # A baseline that was also given as a gate would be shown twice.
+    return [*selected, *(gate_scores for gate_scores in scores if gate_scores.gate not in baselines)]

@@ -132,7 +132,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
         gate,
         measures={name: summarize_resamples(values) for name, values in resampled.items()},
         cost=estimate_gated_cost(table, ~retrieve, gate),
-        right=np.where(retrieve, table.always_right, table.closed_book_right),
+        right=np.where(retrieve, table.retrieved_right, table.closed_book_right),
         resampled=resampled,
     )
     if table.open_book_right is None:
@@ -162,23 +162,21 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
 
 
 def tune_threshold(table: LabelTable, needs: metrics.FloatArray) -> TunedThreshold | None:
-    """Choose the most accurate threshold on the dev rows, and measure it on the others.
-
-    Dev rows are questions marked for tuning.
+    """Choose the most accurate threshold on the dev rows (marked for tuning), and measure it on the other rows.
 
     Args:
         table: Labeled questions with open-book answers.
         needs: Need for retrieval of each question, from 0 to 1.
 
     Returns:
-        The threshold and its measures. None if there are no dev rows, or no others.
+        The threshold and its measures. None if there are no dev rows, or no other rows.
     """
     if not table.is_dev.any() or table.is_dev.all():
         return None
-    outcomes = GateOutcomes(needs, table.closed_book_right, table.always_right)
+    outcomes = GateOutcomes(needs, table.closed_book_right, table.retrieved_right)
     threshold = choose_for_accuracy(outcomes.select(table.is_dev))
     test = evaluate_threshold(outcomes.select(~table.is_dev), threshold)
-    return TunedThreshold(threshold, test.accuracy, test.rate, test.right_always / test.n, test.n)
+    return TunedThreshold(threshold, test.accuracy, test.rate, always=test.right_always / test.n, n=test.n)
 
 
 # --- baselines ------------------------------------------------------------------------------------
@@ -203,12 +201,13 @@ def build_baselines(table: LabelTable) -> list[TableScores]:
 
 
 def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
-    """Remove measures without meaning for a baseline (`never`, `always`, `oracle`).
+    """Return the result of a baseline without the measures of ranking and calibration.
 
-    Baselines do not rank questions by need.
+    A baseline (`never`, `always` or `oracle`) only decides, so it has no scores to rank questions by. The oracle gets the
+    best possible accuracy at every retrieval rate.
     """
     measures = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
-    result = replace(result, measures=measures, tuned=None)
+    result = replace(result, measures=measures, tuned=None)  # a baseline has no threshold to tune
     if result.gate != "oracle" or table.open_book_right is None:
         return result
     return replace(result, frontier=metrics.compute_oracle_frontier(table.closed_book_right, table.open_book_right))
@@ -246,7 +245,11 @@ class GradedNeeds:
 
 
 def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Return a function that computes all measures of a gate on bootstrap resamples."""
+    """Return a function that computes all measures of a gate on bootstrap resamples.
+
+    Its argument `weights` says how often each resample contains each question. Without answers with passages, only the
+    ranking of the questions is measured.
+    """
     measure_ranking = _build_ranking_metric(outcomes)
     if outcomes.open_book_right is None:
         return measure_ranking
@@ -298,7 +301,9 @@ def _list_decision_columns(outcomes: GradedNeeds, open_book_right: metrics.BoolA
 def _derive_measures(means: Values) -> dict[str, metrics.FloatArray]:
     """Derive a gate's measures from means over questions.
 
-    `random` is the accuracy of retrieving as often, but at random.
+    `random` is the accuracy of retrieving as often, but at random. `recovered` is the share of the accuracy between
+    never retrieving and the oracle. `closed_if_known` is the accuracy without passages on the questions that the gate
+    skips, which it judges as known; `closed_if_unknown` is the same on the questions that it retrieves for.
     """
     random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
     return {
@@ -317,10 +322,12 @@ def _derive_measures(means: Values) -> dict[str, metrics.FloatArray]:
 
 @dataclass(frozen=True)
 class QuestionCells:
-    """Questions grouped into cells of similar need and equal grades. Few cells save time.
+    """Questions grouped into cells, so that a bootstrap resample is measured in less time.
+
+    The questions of a cell have similar needs and equal grades, so one question can stand for all of them.
 
     Attributes:
-        cells: Each cell as if it were one question.
+        cells: One stand-in question per cell.
         cell_of_question: Index of the cell that each question is in.
     """
 
@@ -332,8 +339,12 @@ class QuestionCells:
         n_cells = len(self.cells.needs)
         return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=n_cells) for row in weights])
 
-    def metric(self) -> WeightedMetric:
-        """Return a function that computes all measures of a gate, on cells instead of questions."""
+    def build_metric(self) -> WeightedMetric:
+        """Return a function that computes all measures of a gate on bootstrap resamples, but with less work.
+
+        The function measures one stand-in question per cell (a group of questions of similar need and equal grades). Each
+        gets the sum of the weights of the questions in its cell.
+        """
         measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
@@ -345,42 +356,47 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
         For each gate and measure, the value on all questions, followed by the values on the resamples.
     """
     full_sample = metrics.unit_weights(bootstrap.n)
-    cell_metrics = [group_into_cells(gate).metric() for gate in gates]
+    cell_metrics = [group_into_cells(gate).build_metric() for gate in gates]
     results = []
     all_resamples = bootstrap.apply(cell_metrics, with_original=False)
     for gate, cell_metric, resamples in zip(gates, cell_metrics, all_resamples, strict=True):
         exact, approximate = _build_gate_metric(gate)(full_sample), cell_metric(full_sample)
         measures = dict(exact)
         for name, values in resamples.items():  # empty if no resamples are asked for
-            # The error of the cells is known on the full sample, and subtracted.
-            measures[name] = np.concatenate([exact[name], values - approximate[name] + exact[name]])
+            # Measures on cells are slightly wrong. The error is known for the full sample, and is subtracted.
+            error = approximate[name] - exact[name]
+            measures[name] = np.concatenate([exact[name], values - error])
         results.append(measures)
     return results
 
 
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
-    """Group questions of similar need and equal grades into cells."""
+    """Group questions into cells: all questions of a cell have the same level of need and the same grades."""
     level = _assign_need_levels(outcomes)
     open_book_right = False if outcomes.open_book_right is None else outcomes.open_book_right
-    # Each combination of level and grades has a code of its own: 4 times the level, plus 2 if the closed-book answer is
-    # right, plus 1 if the open-book answer is. Below, the codes are taken apart again.
+    # The code of a cell is 4 times its level plus a number for the two grades: 2 if the closed-book answer is right, plus
+    # 1 if the open-book answer is right.
     codes = 4 * level.astype(np.int64) + 2 * outcomes.closed_book_right + open_book_right
     cell_codes, cell_of_question = np.unique(codes, return_inverse=True)
-    level_means = _compute_level_means(outcomes.needs, level)
-    as_questions = GradedNeeds(
-        needs=level_means[cell_codes // 4],
+    cell_level, cell_grades = np.divmod(cell_codes, 4)
+    representatives = GradedNeeds(  # one stand-in question per cell
+        needs=_compute_level_means(outcomes.needs, level)[cell_level],
         threshold=outcomes.threshold,
-        closed_book_right=cell_codes % 4 >= 2,
-        open_book_right=None if outcomes.open_book_right is None else cell_codes % 2 == 1,
+        closed_book_right=cell_grades >= 2,
+        open_book_right=None if outcomes.open_book_right is None else cell_grades % 2 == 1,
     )
-    return QuestionCells(as_questions, cell_of_question.astype(np.int32))
+    return QuestionCells(representatives, cell_of_question.astype(np.int32))
 
 
 def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
-    """Return a level for each question: groups of similar need and about equal size."""
+    """Return the level of need of each question, as a number that rises with the need.
+
+    Levels are quantiles of the need. They are divided further, so that all questions of a level are in the same bin of
+    the calibration error and on the same side of the threshold.
+    """
     order = np.argsort(outcomes.needs, kind="stable")
     needs = outcomes.needs[order]
-    first_rank = np.searchsorted(needs, needs, side="left")  # the same for equal needs, which stay in one level
+    first_rank = np.searchsorted(needs, needs, side="left")  # equal needs get the same rank, and so the same level
     quantile = first_rank * NEED_LEVELS // len(needs)
     # A new level starts wherever one of these values changes along the sorted needs.
     starts_level = np.zeros(len(needs), dtype=bool)
@@ -392,7 +408,10 @@ def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
 
 
 def _compute_level_means(needs: metrics.FloatArray, level: NDArray[np.int32]) -> metrics.FloatArray:
-    """Return the mean need of each level. Clipping corrects rounding errors."""
+    """Return the mean need of each level, a group of similar needs.
+
+    Rounding can move a mean outside the range of its group, and so across the threshold. It is clipped to that range.
+    """
     means = np.bincount(level, weights=needs) / np.bincount(level)
     low, high = np.full(len(means), np.inf), np.full(len(means), -np.inf)
     np.minimum.at(low, level, needs)

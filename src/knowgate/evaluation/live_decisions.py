@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from knowgate.core.options import option
 from knowgate.data.questions import QuestionSource, describe_data
@@ -96,7 +96,7 @@ def _make_label_options(options: LiveOptions, *, is_remote: bool) -> LabelOption
 
 
 def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options: LiveOptions) -> list[str | Gate]:
-    """Let gates decide with the LLM where label runs are not enough. The decisions are stored in the runs.
+    """Let the LLM run the gates whose decisions cannot be computed from label runs, and store the decisions there.
 
     Args:
         gates: Gate specs or gates.
@@ -104,8 +104,8 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
         options: The LLM and the prompts that the runs were made with.
 
     Returns:
-        The gates in the same order. A gate that decided now is replaced by the name of its stored decisions. All others
-        are returned as they were given.
+        The gates in the same order. A gate that the LLM ran is replaced by the name of its stored decisions. All other
+        gates are returned as they were given.
 
     Raises:
         BadSetting: The runs were made with another LLM or other prompts.
@@ -114,13 +114,13 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
     model = resolve_model(options.model)
     prompts = load_answer_prompts(options.prompts, model=model)
     _check_same_model(table, model, prompts)
-    deciding = [gate for gate in gates if gate != AUTO_GATES and not can_score(table, gate, plug_in=options.plug_in)]
-    names = make_record_names(deciding)
-    decider = LiveDecider.bind(dict(zip(names, deciding, strict=True)), model, prompts, options)
+    needing_llm = [gate for gate in gates if gate != AUTO_GATES and not can_score(table, gate, plug_in=options.plug_in)]
+    names = make_record_names(needing_llm)
+    decider = LiveDecider.bind(dict(zip(names, needing_llm, strict=True)), model, prompts, options)
     for run in runs:
         decider.record(RunFolder(run))
     # Gates are found by id(), because they may not be hashable.
-    record_names = {id(gate): name for gate, name in zip(deciding, names, strict=True)}
+    record_names = {id(gate): name for gate, name in zip(needing_llm, names, strict=True)}
     return [record_names.get(id(gate), gate) for gate in gates]
 
 
@@ -250,7 +250,7 @@ class DeciderSpec:
         return Decider(model, self.prompts, gates)
 
 
-def raise_undecided(question: Question, reason: str) -> list[GateDecisions]:
+def raise_undecided(question: Question, reason: str) -> NoReturn:
     """Raise ModelError for an undecided question. The evaluation must not continue with an invented score."""
     raise ModelError(
         f"the gates could not decide on question '{question.id}': {reason}. Try again. The answers are already stored."
@@ -361,15 +361,16 @@ class LiveDecider:
         return create_ray_runner(str(self.options.runner), spec, raise_undecided, fingerprints)
 
 
-def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
+def _make_record(bound: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
     """Make the record of a gate's decisions, with the mean time of a decision."""
+    gate = bound.gate
     return RecordedNeeds(
-        gate=gate.name,
-        threshold=gate.gate.threshold,
+        gate=bound.name,
+        threshold=gate.threshold,
         needs=decisions.needs,
-        about=gate.gate.note,
+        about=gate.note,
         seconds=decisions.seconds / len(decisions.needs),
         raw=decisions.raw,
-        far=compute_far_share(decisions.distances),
-        scoring=gate.gate.score_fingerprint if isinstance(gate.gate, FittedGate) else "",
+        far=compute_far_share(decisions.distances),  # share of questions unlike those that the gate was fitted on
+        scoring=gate.score_fingerprint if isinstance(gate, FittedGate) else "",
     )

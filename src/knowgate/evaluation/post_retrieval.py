@@ -32,7 +32,7 @@ from knowgate.types import PassageFilter
 
 log = logging.getLogger(__name__)
 SECOND_LOOK_BATCH = 32
-COMPARED = ", better than without"  # name of the rule that compares with and without passages
+COMPARED_SUFFIX = ", better than without"  # of a judge that compares the answers with and without passages
 
 
 # --- cascade: gate, then arbiter ------------------------------------------------------------------
@@ -82,21 +82,21 @@ class Cascade:
         fingerprint: Fingerprint of the arbiter.
         from_memory: Share of all questions for which the arbiter would choose the answer without passages, if it were
             called for every question.
-        lines: One result per gate.
+        results: One result per gate.
         is_policy: Whether the arbiter is that of the evaluated policy, so that these results are those of the policy.
     """
 
     arbiter: str
     fingerprint: str
     from_memory: float
-    lines: list[CascadeResult]
+    results: list[CascadeResult]
     is_policy: bool = False
 
     @property
     def arbiter_right(self) -> BoolArray:
         """Whether the arbiter's choice between both answers is right, for each question."""
         # After the gate 'always', which retrieves for every question, the arbiter decides alone.
-        return next(result.right for result in self.lines if result.gate == "always")
+        return next(result.right for result in self.results if result.gate == "always")
 
 
 def evaluate_cascade(
@@ -118,7 +118,10 @@ def evaluate_cascade(
 def _measure_cascade(
     table: LabelTable, gate: TableScores, arbiter_right: BoolArray, bootstrap: Bootstrap
 ) -> CascadeResult:
-    """Measure one gate with and without the arbiter. After a search, the arbiter picks one of two answers.
+    """Measure one gate with the arbiter, which picks one of two answers after a search.
+
+    The cascade of gate and arbiter is compared with the gate alone (`change`) and with always retrieving (the other
+    comparisons).
 
     Args:
         table: Labeled questions.
@@ -128,18 +131,18 @@ def _measure_cascade(
     """
     retrieve = gate.needs > gate.threshold
     rate = float(retrieve.mean())
-    always_right = table.always_right.astype(float)
-    right_alone = np.where(retrieve, always_right, table.closed_book_right)
+    always_right = table.retrieved_right.astype(float)
+    right_without_arbiter = np.where(retrieve, always_right, table.closed_book_right)
     right = np.where(retrieve, arbiter_right, table.closed_book_right)
-    columns = {"accuracy": right, "change": right - right_alone, "against_always": right - always_right}
-    p_value, gained, harmed = mcnemar_test(right, table.always_right)
+    columns = {"accuracy": right, "change": right - right_without_arbiter, "against_always": right - always_right}
+    p_value, n_gained, n_harmed = mcnemar_test(right, table.retrieved_right)
     return CascadeResult(
         gate=gate.gate,
         rate=rate,
-        alone=float(right_alone.mean()),
+        alone=float(right_without_arbiter.mean()),
         p_mcnemar=p_value,
-        harmed=harmed / len(right),
-        gained=gained / len(right),
+        harmed=n_harmed / len(right),
+        gained=n_gained / len(right),
         right=right,
         calls=1 + gate.calls + rate,  # closed-book answer, calls of the gate, open-book answer
         **estimate_column_means(bootstrap, columns),
@@ -164,7 +167,7 @@ def build_cascade_table(cascade: Cascade) -> TextTable:
     """Build the table of all gates with the arbiter. 'always' shows the arbiter alone."""
     kind = "The policy as it runs" if cascade.is_policy else "Cascade"
     title = f"{kind}: the arbiter {cascade.arbiter} chooses after retrieval"
-    return TextTable.build(title, cascade.lines, CASCADE_COLUMNS)
+    return TextTable.build(title, cascade.results, CASCADE_COLUMNS)
 
 
 # --- second look: a judge drops useless passages (KBM, section 5.4) -------------------------------
@@ -198,7 +201,8 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
 
     Args:
         table: Rows with passages.
-        spec: Folder of a fitted KBM gate; 'FOLDER,verdict=own' filters by the paper's rule.
+        spec: Folder of a fitted KBM gate, which is the value of the option `second_look`. 'FOLDER,verdict=own' uses the
+            rule of the KBM paper.
 
     Raises:
         BadSetting: The gate cannot judge passages, was fitted on these rows, or the rows hold no texts.
@@ -231,9 +235,9 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: Pa
     """
     folder, rule = _parse_judge_spec(spec)
     artifact = read_artifact(folder)
-    # Verdicts are stored under the folder's name, plus an addition for the default rule. Version 0.1, which had only the
-    # paper's rule ('own'), stored them without an addition.
-    judge_name = artifact.path.name if rule == "own" else artifact.path.name + COMPARED
+    # Verdicts by the default rule are stored with a suffix. Verdicts by the paper's rule ('own') have none, because
+    # version 0.1, which had no other rule, stored none.
+    judge_name = artifact.path.name if rule == "own" else artifact.path.name + COMPARED_SUFFIX
     fingerprint = str(artifact.manifest["checksum"])
     verdicts = _read_verdicts(run, judge_name, fingerprint)
     unjudged = [row for row in rows if row.id not in verdicts]
@@ -288,24 +292,24 @@ def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
     """Measure a gate with and without a judge. The judge drops passages that are not `useful`."""
-    closed_book_right, open_book_right = table.closed_book_right, table.always_right
+    closed_book_right, open_book_right = table.closed_book_right, table.retrieved_right
     retrieve = gate.needs > gate.threshold
-    shown = retrieve & useful
-    once = np.where(retrieve, open_book_right, closed_book_right)  # whether each answer is right without the judge
-    twice = np.where(shown, open_book_right, closed_book_right)  # and with the judge
-    # The probability of each right answer if the passages of as many questions are dropped at random.
-    shown_share = float(shown.sum() / max(1, retrieve.sum()))
-    expected = shown_share * open_book_right + (1 - shown_share) * closed_book_right
-    random = np.where(retrieve, expected, closed_book_right)
-    difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})
+    is_shown = retrieve & useful  # whether the LLM is shown the passages, because the judge keeps them
+    right_without_judge = np.where(retrieve, open_book_right, closed_book_right)
+    right_with_judge = np.where(is_shown, open_book_right, closed_book_right)
+    # The baseline is a judge that drops the passages of as many questions, but at random.
+    shown_share = float(is_shown.sum() / max(1, retrieve.sum()))
+    expected_right = shown_share * open_book_right + (1 - shown_share) * closed_book_right
+    right_with_random_judge = np.where(retrieve, expected_right, closed_book_right)
+    changes = right_with_judge.astype(float) - right_without_judge.astype(float)
     return SecondLookResult(
         gate=gate.gate,
         rate=float(retrieve.mean()),
-        once=float(once.mean()),
-        twice=float(twice.mean()),
-        random=float(random.mean()),
-        shown=float(shown.mean()),
-        **difference,
+        once=float(right_without_judge.mean()),
+        twice=float(right_with_judge.mean()),
+        random=float(right_with_random_judge.mean()),
+        shown=float(is_shown.mean()),
+        **estimate_column_means(bootstrap, {"difference": changes}),
     )
 
 

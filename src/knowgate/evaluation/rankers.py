@@ -87,14 +87,14 @@ def _estimate_table(values: ValueTable) -> EstimateTable:
 class RankingResult:
     """Ranking quality of rankers: how early helpful passages come.
 
-    Preferences (which passages help) decide what counts as helpful.
+    A passage is helpful if the LLM was more confident of the correct answer with it, as preferences record.
 
     Attributes:
         measures: Ranking measures of each ranker, such as P@1.
         hits: By ranker, for each question: whether each passage helps (a hit), in the ranker's order.
         chance: P@1 of a random order: how often its first passage helps.
-        margin: Reranking is skipped if the retriever's first passage leads the second by at least this share of its
-            score; None for never.
+        margin: Reranking is skipped if the retriever's first passage scores higher than the second by at least this
+            share of the first score. None: it is never skipped.
         margin_share: Share of questions for which reranking is skipped.
     """
 
@@ -120,8 +120,8 @@ def rank_with_all(
     Args:
         rows: Questions with candidates.
         rerankers: Rerankers by name.
-        margin: Adds one more ranker: the last reranker, but with the retriever's order where the retriever's first
-            passage leads the second by at least this share of its score.
+        margin: Adds one more ranker: the last reranker, but with the retriever's order if the retriever's first passage
+            scores higher than the second by at least this share of the first score.
     """
     questions = [row.question for row in rows]
     passages = [list_passages(row) for row in rows]
@@ -139,15 +139,15 @@ def rank_with_all(
 
 
 def measure_ranking(rows: Sequence[Preference], rankers: RankerScores, margin: float | None = None) -> RankingResult:
-    """Measure how early rankers put passages that help.
+    """Measure how early rankers put helpful passages.
 
-    Only questions with some passages that help and some that do not are measured.
+    Only questions with both helpful and unhelpful passages are measured.
 
     Args:
         rows: Questions with candidate passages.
         rankers: Scores that each ranker gave to the candidates.
-        margin: Lead of the retriever's first passage over the second from which reranking is skipped, to measure how
-            often that is; None if it is never skipped.
+        margin: Reranking is skipped if the retriever's first passage scores higher than the second by at least this
+            share of the first score. How often that happens is measured. None: it is never skipped.
 
     Raises:
         BadInput: No row has passages of both kinds.

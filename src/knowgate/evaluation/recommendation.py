@@ -31,7 +31,9 @@ MIN_AGREEING_FOLDS = 4  # with fewer that choose the same gate, the choice is no
 MIN_SLICE_ROWS = 200  # questions of a slice that can prevent a certain recommendation
 MIN_QUESTIONS = 100  # with fewer, a loss of a few points cannot be told from chance
 MIN_SKIPPED = 0.02  # share of searches; a gate that skips fewer is not worth maintaining
-Z_CERTAIN = 2.576  # normal quantile of a one-sided 99.5 % bound
+# Normal quantile of a one-sided 99.5 % bound. With shuffled needs, where no gate is better than chance, it is the only
+# one of three cutoffs (1.96, 2.33, 2.58) that few gates pass. It was picked on shuffles of four recorded runs.
+Z_CERTAIN = 2.576
 Z_LIKELY = 1.96  # normal quantile of a one-sided 97.5 % bound
 NEVER = "never"  # name of the policy that never retrieves
 UNKNOWN_ESTIMATE = Estimate(None)
@@ -106,9 +108,9 @@ class Recommendation:
         return self.gate == NEVER
 
     @property
-    def skips_nothing(self) -> bool:
-        """Whether the gate skips hardly any searches. Then only an arbiter can be useful."""
-        return (self.skipped.value or 0.0) < MIN_SKIPPED
+    def saves_searches(self) -> bool:
+        """Whether the gate skips a worthwhile share of the searches. If not, only an arbiter can be useful."""
+        return (self.skipped.value or 0.0) >= MIN_SKIPPED
 
     @property
     def is_positive(self) -> bool:
@@ -157,19 +159,20 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     calibrated = _find_calibrated_gate(evaluation)
     if calibrated:
         recommendation = _recommend_own_threshold(evaluation, calibrated, never, max_loss)
-        if recommendation.is_positive or evaluation.ranking_gates == [calibrated]:
+        if recommendation.is_positive or evaluation.ranking_gates == [calibrated]:  # there is no other gate
             return recommendation
     recommendation = _recommend_best_gate(evaluation, never, max_loss)
     if recommendation.is_positive or evaluation.ranking_gates:
         return recommendation
-    return replace(recommendation, level="unknown")  # no gate was evaluated that could be left
+    return replace(recommendation, level="unknown")  # no gate was evaluated that one could advise against
 
 
 def _recommend_best_gate(evaluation: Evaluation, never: GateOutcomes, max_loss: float) -> Recommendation:
     """Choose a gate and threshold on all questions, and recommend them if they are useful.
 
-    `never` are the outcomes of never retrieving, which counts as a gate with need 0.
+    `never` are the outcomes of never retrieving, which counts as a gate that gives every question the need 0.
     """
+    # Gates differ only in their needs. The grades of both answers to a question are the same for all gates.
     outcomes = {NEVER: never}
     outcomes |= {gate.gate: replace(never, needs=gate.needs) for gate in evaluation.ranking_gates}
     # A choice looks better on the questions that it was made on than on others, so only half of the loss is allowed there.
@@ -202,24 +205,24 @@ def _recommend_own_threshold(
 ) -> Recommendation:
     """Recommend a gate at its own threshold. The arbiter takes part only if the guarantee includes it."""
     guarantee = evaluation.guarantees[gate.gate]
-    cascade = evaluation.cascade if guarantee.has_arbiter else None  # results with the arbiter
-    if cascade is None:
+    arbiter = evaluation.cascade.arbiter if evaluation.cascade and guarantee.has_arbiter else ""
+    if not arbiter:
         outcomes = replace(outcomes, arbitrated_right=None)
     skips = ~gate.retrieve
-    recommendation = Recommendation(
-        level="unknown",  # it is set below
+    unmeasured = Recommendation(
+        level="unknown",  # `_set_level` sets it when the effect is measured
         n=len(skips),
         max_loss=guarantee.max_loss if guarantee.holds else max_loss,
         gate=gate.gate,
         threshold=gate.threshold,
         guarantee=guarantee.text if guarantee.holds else "",
         n_calibrated=guarantee.n_calibrated,
-        arbiter=cascade.arbiter if cascade else "",
+        arbiter=arbiter,
         at_own_threshold=True,
         skips=skips,
         right=np.where(skips, outcomes.closed_book_right, outcomes.retrieved_right),
     )
-    measured = _measure_effect(evaluation, recommendation, outcomes, skips, recommendation.right)
+    measured = _measure_effect(evaluation, unmeasured, outcomes, _Folds([], skips, unmeasured.right))
     return _set_level(evaluation, measured, is_guaranteed=guarantee.holds)
 
 
@@ -227,11 +230,11 @@ def _recommend_own_threshold(
 
 
 class _Folds(NamedTuple):
-    """Result of cross-validation: each fold of the questions is decided by a choice made on the other questions.
+    """Result of cross-validation: the gate and threshold for each fold of the questions are chosen on the other folds.
 
     Attributes:
-        gates: The gate chosen for each fold; a fold without a choice is missing, and always retrieves.
-        skips: Whether the search for each question is skipped.
+        gates: The chosen gates, one per fold. A fold for which no gate could be chosen has no entry.
+        skips: Whether the search for each question is skipped. Without a chosen gate, no search is skipped.
         right: Whether the final answer to each question is right.
     """
 
@@ -241,10 +244,12 @@ class _Folds(NamedTuple):
 
 
 def _cross_validate(evaluation: Evaluation, outcomes: Mapping[str, GateOutcomes], max_loss: float) -> _Folds:
-    """Split the questions into fifths, and choose a gate for each on the others. Repeated questions share a fold."""
+    """Split the questions into fifths, and choose a gate for each fifth on the others. Repeated questions share a fold."""
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
     fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
-    folds = _Folds([], np.zeros(len(fold_of_row), dtype=bool), outcomes[NEVER].open_book_right.copy())
+    # At first, every question is retrieved for. Folds with a chosen gate are overwritten below.
+    always_right = outcomes[NEVER].open_book_right.copy()
+    folds = _Folds(gates=[], skips=np.zeros(len(fold_of_row), dtype=bool), right=always_right)
     for rows in (fold_of_row == number for number in range(FOLDS)):
         if rows.any() and not rows.all():  # with few questions, a fold may be empty
             choice = choose_gate(outcomes, ~rows, max_loss)
@@ -260,8 +265,8 @@ def _recommend_choice(evaluation: Evaluation, choice: GateSetting, folds: _Folds
 
     Cross-validation measures the effect of the gate.
     """
-    recommendation = Recommendation(
-        level="unknown",  # it is set below
+    unmeasured = Recommendation(
+        level="unknown",  # `_set_level` sets it when the effect is measured
         n=len(choice.outcomes),
         max_loss=max_loss,
         gate=choice.gate,
@@ -271,7 +276,7 @@ def _recommend_choice(evaluation: Evaluation, choice: GateSetting, folds: _Folds
         skips=choice.skips,
         right=choice.right,
     )
-    measured = _measure_effect(evaluation, recommendation, choice.outcomes, folds.skips, folds.right)
+    measured = _measure_effect(evaluation, unmeasured, choice.outcomes, folds)
     if not measured.likely_beats_chance:
         without_retrieval = _recommend_no_retrieval(evaluation, choice.outcomes, max_loss)
         if without_retrieval.is_positive:
@@ -307,8 +312,9 @@ def _recommend_no_retrieval(evaluation: Evaluation, outcomes: GateOutcomes, max_
     """Build the recommendation to never retrieve, with its measured loss."""
     skips = np.ones(len(outcomes), dtype=bool)  # every search is skipped
     right = outcomes.closed_book_right
-    recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=right)
-    return _set_level(evaluation, _measure_effect(evaluation, recommendation, outcomes, skips, right))
+    # No need is above a threshold of 1. `_set_level` sets the level when the effect is measured.
+    unmeasured = Recommendation("unknown", len(skips), max_loss, gate=NEVER, threshold=1.0, skips=skips, right=right)
+    return _set_level(evaluation, _measure_effect(evaluation, unmeasured, outcomes, _Folds([], skips, right)))
 
 
 def _has_enough_questions(evaluation: Evaluation) -> bool:
@@ -320,7 +326,7 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
 
 
 def _measure_effect(
-    evaluation: Evaluation, recommendation: Recommendation, outcomes: GateOutcomes, skips: BoolArray, right: BoolArray
+    evaluation: Evaluation, recommendation: Recommendation, outcomes: GateOutcomes, held_out: _Folds
 ) -> Recommendation:
     """Add the measured effect to a recommendation: skipped searches, and accuracy against always retrieving.
 
@@ -328,19 +334,18 @@ def _measure_effect(
         evaluation: The evaluation, for its number of resamples and its slices.
         recommendation: The gate and threshold, or never retrieving.
         outcomes: Grades of both answers to each question.
-        skips: Whether each search is skipped, by a gate and threshold that were chosen without this question.
-        right: Whether the final answer to each question is then right.
+        held_out: Skips and final answers, with a gate and threshold that were chosen without the question itself.
     """
-    # 1 if only the gate is right, -1 if only always retrieving is.
-    changes = right.astype(float) - outcomes.open_book_right
-    gains = _compute_gains(changes, outcomes, skips)
-    columns = [recommendation.skips.astype(float), skips.astype(float), changes, gains]
+    # 1 if the answer is right only with the gate, -1 if it is right only with always retrieving, else 0.
+    changes = held_out.right.astype(float) - outcomes.open_book_right
+    gains = _compute_gains(changes, outcomes, held_out.skips)
+    columns = [recommendation.skips.astype(float), held_out.skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
     measured = replace(
         recommendation,
         skipped=skipped,
         held_out_skipped=held_out_skipped,
-        held_out_skips=skips,
+        held_out_skips=held_out.skips,
         difference=difference,
         losing_slices=_find_losing_slices(evaluation, changes),
     )
@@ -352,22 +357,25 @@ def _measure_effect(
 
 
 def _compute_gains(changes: FloatArray, outcomes: GateOutcomes, held_out_skips: BoolArray) -> FloatArray:
-    """Return how much better each answer is than with random skips.
+    """Return how much more each answer changes than expected if as many searches were skipped at random.
 
-    A change is 1 if an answer became right, -1 if it became wrong. Random skips would be as many.
+    Args:
+        changes: 1 if the gate (and the arbiter, if any) turned the answer right, -1 if wrong, 0 if neither.
+        outcomes: Grades of both answers to each question.
+        held_out_skips: Whether each search is skipped.
     """
-    # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
+    # Even with random skips, the arbiter chooses the answer after a search. So its changes are no merit of the gate.
     arbiter_changes = outcomes.retrieved_right.astype(float) - outcomes.open_book_right
+    # A random skip replaces the answer after a search by the closed-book answer. That changes accuracy by this mean.
     mean_skip_change = float(outcomes.closed_book_right.mean() - outcomes.retrieved_right.mean())
-    gains: FloatArray = changes - arbiter_changes - held_out_skips * mean_skip_change
-    return gains
+    expected_changes = arbiter_changes + held_out_skips * mean_skip_change
+    return np.asarray(changes - expected_changes)
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
     """Return whether the mean gain is more than `z` standard errors above 0. One lost answer is added, to be strict."""
-    # Measured with shuffled needs, where no gate is better than chance: 32 of 400 evaluations had a bootstrap interval
-    # above 0, but only 3 passed this test with `Z_CERTAIN`, the strictest of three cutoffs (1.96, 2.33, 2.58). The
-    # cutoff was picked on shuffles of four recorded runs; the counts are from four other runs.
+    # A bootstrap interval is too lenient. With shuffled needs, where no gate is better than chance, the interval was above
+    # 0 in 32 of 400 evaluations, but only 3 passed this test with `Z_CERTAIN` (on other runs than those it was picked on).
     n = len(gains)
     mean = float(gains.mean()) - 1 / n  # the added answer has a gain of -1
     squares = np.sum((gains - gains.mean()) ** 2) + 1
@@ -390,10 +398,13 @@ def _set_level(
 def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> RecommendationLevel:
     """Decide from its measured effect whether to use a gate, try it, or leave it alone.
 
+    Args:
+        effect: The recommendation with its measured effect.
+        is_guaranteed: Whether a stored guarantee of the gate holds here.
+
     Returns:
         'leave' if the gate skips hardly any searches, loses more than `max_loss` against always retrieving, or is no
-        better than chance. 'use' if this is certainly not so, or if a stored guarantee holds here (`is_guaranteed`) and
-        the gate is better than chance. Otherwise 'try'.
+        better than chance. 'use' if it is certain that none of the three is true, or guaranteed. Otherwise 'try'.
     """
     if (effect.held_out_skipped.value or 0.0) < MIN_SKIPPED:
         # A gate that skips hardly any searches is worth using only if an arbiter then corrects answers.
@@ -402,21 +413,21 @@ def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> Recommendat
     loss = -(effect.difference.value or 0.0)
     if loss > effect.max_loss:
         return "leave"
-    has_gain = effect.gain.value is None or effect.gain.value > 0
-    if is_guaranteed and has_gain:
+    seems_better_than_chance = effect.gain.value is None or effect.gain.value > 0
+    if is_guaranteed and seems_better_than_chance:
         return "use"
-    # With many gates, one of them looks slightly better than chance by luck, so a likely gain is required.
-    if not is_guaranteed and not (has_gain and effect.likely_beats_chance):
+    # Of many gates, one looks slightly better than chance by luck. So the gain must be statistically likely.
+    if not is_guaranteed and not (seems_better_than_chance and effect.likely_beats_chance):
         return "leave"
     return _choose_uncertain_level(effect)
 
 
 def _choose_uncertain_level(effect: Recommendation) -> RecommendationLevel:
-    """Choose the level of a gate with a small loss by the certainty of its effect."""
+    """Choose the level of a gate whose estimated loss is small, by how reliable the estimates are."""
     if not effect.beats_chance:
-        # A certain loss is accepted only for a certain gain over chance.
-        loses_certainly = effect.difference.high is not None and effect.difference.high < 0
-        return "leave" if loses_certainly else "try"
+        # A gate that may be no better than chance must not have a statistically significant loss, even if it is small.
+        has_significant_loss = effect.difference.high is not None and effect.difference.high < 0
+        return "leave" if has_significant_loss else "try"
     # Without an interval, the worst possible loss is assumed.
     lowest_difference = -1.0 if effect.difference.low is None else effect.difference.low
     return "use" if lowest_difference >= -effect.max_loss else "try"

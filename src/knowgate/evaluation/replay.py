@@ -1,7 +1,7 @@
 """Replay of logged traffic at other thresholds: what each would have saved and risked, at given prices.
 
 If you always retrieve, every question costs a search and an answer with passages (open-book). With a gate, every
-question first costs the gate's reading of it. After that, it costs either the open-book answer or the rest of the
+question first costs the gate's decision. After that, it costs either the open-book answer or the rest of the
 answer without passages (closed-book). A log records one of these two costs. The other is estimated by the mean of the
 questions that have it. If no question has it, the saving is unknown.
 """
@@ -22,7 +22,7 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion
 
 # Attributes of TrafficEvent that hold costs.
-COST_STAGES = ("reading", "closed_book_cost", "open_book_cost", "closed_book_only_cost")
+COST_STAGES = ("decision_cost", "cost_if_skipped", "cost_if_retrieved", "cost_without_gate")
 SECONDS_PER_HOUR = 3_600
 MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
 
@@ -130,7 +130,7 @@ class PolicyCost:
         return [name for name, (amount, price) in self._priced_amounts(prices).items() if price and amount is None]
 
     def _priced_amounts(self, prices: Prices) -> dict[str, tuple[float | None, float]]:
-        """Return (amount, price of one unit) by the name of the price. GPU time is counted in seconds."""
+        """Return pairs (amount, price of one unit), by the name of the price. GPU time is counted in seconds."""
         return {
             "input_token": (self.prompt, prices.input_token),
             "output_token": (self.completion, prices.output_token),
@@ -139,7 +139,7 @@ class PolicyCost:
         }
 
 
-TOKEN_COUNT = Prices(token=1.0)  # at these prices, the cost is the number of tokens
+PRICE_1_PER_TOKEN = Prices(token=1.0)  # at this price, the cost is the number of tokens
 
 
 class EventCost(NamedTuple):
@@ -173,34 +173,40 @@ class TrafficEvent:
     Attributes:
         need: Need for retrieval that the gate computed (0 = the LLM knows, 1 = retrieve).
         retrieved: Whether the gate retrieved. None in a label run, where every question is answered both ways.
-        reading: Cost of what the gate reads to decide, such as a draft answer.
-        closed_book_cost: Cost of finishing the closed-book answer after skipping the search.
-        open_book_cost: Cost of searching and answering with passages (open-book).
+        decision_cost: Cost of what the gate reads to decide, such as a draft answer.
+        cost_if_skipped: Cost after the decision to skip the search: that of finishing the answer without passages.
+        cost_if_retrieved: Cost after the decision to retrieve: that of searching and answering with passages.
         loses_answer: In a log, whether the answer without passages differs from the one with passages. In a label run,
-            whether it is wrong while the one with passages is correct. None if only one answer is known.
-        closed_book_only_cost: Cost of the closed-book answer if there is no gate.
+            whether the answer without passages is wrong, while the one with passages is correct. None if only one of
+            the two answers is known.
+        cost_without_gate: Cost of the whole answer without passages, from the start, if no gate decides.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
         has_draft: Whether an answer is drafted before the decision; None if that is not recorded.
         right: Which answers are correct; None in a log, whose answers are not graded.
-        always_searches: Whether the search began before the decision, so that skipping does not save it.
+        is_searched_early: Whether the search began before the decision, so that skipping does not save it.
     """
 
     need: float
     retrieved: bool | None = None
-    reading: EventCost = field(default_factory=EventCost)
-    closed_book_cost: EventCost = field(default_factory=EventCost)
-    open_book_cost: EventCost = field(default_factory=EventCost)
+    decision_cost: EventCost = field(default_factory=EventCost)
+    cost_if_skipped: EventCost = field(default_factory=EventCost)
+    cost_if_retrieved: EventCost = field(default_factory=EventCost)
     loses_answer: bool | None = None
-    closed_book_only_cost: EventCost = field(default_factory=EventCost)
+    cost_without_gate: EventCost = field(default_factory=EventCost)
     extra_calls: float = 0.0
     has_draft: bool | None = None
     right: AnswerGrades | None = None
-    always_searches: bool = False
+    is_searched_early: bool = False
 
 
 @dataclass(frozen=True)
 class SavedAmount:
-    """What a gate saves of an amount; negative if it takes more. `always` is what always retrieving takes."""
+    """How much less of something, such as money, a gate needs than always retrieving.
+
+    Attributes:
+        saved: The difference; negative if the gate needs more.
+        always: The amount that always retrieving needs.
+    """
 
     saved: float
     always: float
@@ -216,8 +222,9 @@ class ReplayResult:
         rate: Share of questions that the gate retrieves for.
         savings: What is saved compared with always retrieving: 'retrievals', 'llm_calls', 'tokens', 'seconds' and
             'money'. None if the log records too little.
-        risks: Share of answers that skipping changes or loses, by kind of question: 'retrieved', 'audited' or 'graded'.
-            The shares are None if `has_evidence` is false.
+        risks: Share of the questions with both answers that are skipped and whose answer is then another one. For the kinds
+            'retrieved' and 'audited' (of a log), it is a different answer; for 'graded' (of a label run), a wrong one
+            instead of a right one. The shares are None if `has_evidence` is false.
         known: Number of skipped questions whose risk is known, because both answers are recorded.
         has_evidence: Whether enough questions have both answers to say what the threshold risks.
     """
@@ -235,7 +242,8 @@ class ReplayResult:
 class Traffic:
     """Logged questions, with needs and costs as arrays.
 
-    Costs are stored by stage, such as 'reading', and measure, which is a field of `EventCost`.
+    Costs are a dictionary with an array for each stage, such as 'decision_cost'. The array has a row per field of
+    `EventCost`, such as 'seconds', and a column per question.
 
     Attributes:
         events: The questions.
@@ -250,13 +258,12 @@ class Traffic:
 
     @cached_property
     def recorded_costs(self) -> dict[str, FloatArray]:
-        """Recorded costs by stage, as an array (measures x questions); NaN where a cost is unknown."""
-        costs_by_stage = {stage: [getattr(event, stage) for event in self.events] for stage in COST_STAGES}
-        return {stage: np.array(list(zip(*costs, strict=True))) for stage, costs in costs_by_stage.items()}
+        """Recorded costs by stage, as an array (fields x questions); NaN if a cost is unknown."""
+        return {stage: np.array([getattr(event, stage) for event in self.events]).T for stage in COST_STAGES}
 
     @cached_property
     def costs(self) -> dict[str, FloatArray]:
-        """Costs by stage, as an array (measures x questions). Unknown amounts become the mean."""
+        """Costs by stage, as an array (fields x questions). The mean of the known costs replaces unknown ones."""
         return {stage: np.array(list(map(_fill_with_mean, costs))) for stage, costs in self.recorded_costs.items()}
 
     def count_known(self, stage: str) -> int:
@@ -266,11 +273,12 @@ class Traffic:
 
     @cached_property
     def checks(self) -> dict[str, list[TrafficEvent]]:
-        """Questions with answers both with and without passages, by kind.
+        """Questions whose answers with and without passages are both known, by kind.
 
-        'retrieved' or 'audited' (skipped, then retrieved for as a check) in a log; 'graded' in a label run.
+        In a log, the kinds are 'retrieved' and 'audited' (the search was skipped, and made later as a check). In a label
+        run, all questions are of the kind 'graded'.
         """
-        checked = [event for event in self.events if event.loses_answer is not None]
+        checked = [event for event in self.events if event.loses_answer is not None]  # None if one answer is unknown
         checks = {
             "retrieved": [event for event in checked if event.retrieved is True],
             "audited": [event for event in checked if event.retrieved is False],
@@ -280,7 +288,7 @@ class Traffic:
 
 
 def _fill_with_mean(column: FloatArray) -> FloatArray:
-    """Replace NaN by the mean of the other values. A column of NaN only stays as it is."""
+    """Replace NaN by the mean of the other values. A column with nothing but NaN is returned unchanged."""
     known = ~np.isnan(column)
     return np.where(known, column, column[known].mean()) if known.any() else column
 
@@ -293,7 +301,8 @@ def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
     """Compute the savings and risks of a threshold on logged questions.
 
-    Risk is the share of answers that skipping searches changes or loses.
+    Risk is the share of the questions with both answers that are skipped at the threshold and lose their answer: in a
+    log, the answer without passages differs; in a label run, it is wrong, and the other one right.
     """
     retrieve = traffic.needs > threshold
     n_retrieved = int(retrieve.sum())
@@ -302,7 +311,8 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     has_evidence = _has_evidence(skipped, known)
     risks = {}
     for kind, events in traffic.checks.items():
-        risk = estimate_proportion(bool(event.need <= threshold and event.loses_answer) for event in events)
+        is_lost = [bool(event.need <= threshold and event.loses_answer) for event in events]
+        risk = estimate_proportion(is_lost)
         risks[kind] = risk if has_evidence else replace(risk, value=None, low=None, high=None)
     savings = _compute_savings(traffic, retrieve, prices)
     return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, len(known), has_evidence)
@@ -316,21 +326,24 @@ def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> d
     return {
         "retrievals": SavedAmount(n - round(n * gated.searches), n),
         "llm_calls": _make_saving(always.calls, gated.calls, n),
-        "tokens": _make_saving(always.money(TOKEN_COUNT), gated.money(TOKEN_COUNT), n),
+        "tokens": _make_saving(always.money(PRICE_1_PER_TOKEN), gated.money(PRICE_1_PER_TOKEN), n),
         "seconds": _make_saving(always.seconds, gated.seconds, n),
         "money": _make_saving(always.money(prices), gated.money(prices), n) if prices.are_given else None,
     }
 
 
 def _has_evidence(skipped: Sequence[TrafficEvent], known: Sequence[TrafficEvent]) -> bool:
-    """Return whether enough skipped questions have both answers (`known`) to measure the risk."""
-    if all(event.retrieved is None for event in skipped):  # a label run, which has both answers, or nothing is skipped
-        return True
-    # Questions that were retrieved for in the log are newly skipped at this threshold.
+    """Return whether enough skipped questions have both answers (`known`) to measure the risk.
+
+    Questions that the log retrieved for are newly skipped at this threshold. Of these, too, enough must have both.
+    """
+    is_label_run = all(event.retrieved is None for event in skipped)  # also true if nothing is skipped
+    if is_label_run:
+        return True  # every question has both answers
     n_newly_skipped = sum(bool(event.retrieved) for event in skipped)
     n_newly_known = sum(bool(event.retrieved) for event in known)
-    needed = min(MIN_KNOWN_QUESTIONS, n_newly_skipped)
-    return n_newly_known >= needed and len(known) >= MIN_KNOWN_QUESTIONS
+    has_new_evidence = n_newly_known >= min(MIN_KNOWN_QUESTIONS, n_newly_skipped)
+    return has_new_evidence and len(known) >= MIN_KNOWN_QUESTIONS
 
 
 def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:
@@ -341,22 +354,23 @@ def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmou
 def measure_always_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of always retrieving, without a gate."""
     retrieve = np.ones(len(traffic.events), dtype=bool)
-    return _average_costs(traffic, retrieve, traffic.costs["open_book_cost"], calls=1.0)
+    return _average_costs(traffic, retrieve, traffic.costs["cost_if_retrieved"], calls=1.0)
 
 
 def measure_never_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of never retrieving, without a gate."""
     retrieve = np.zeros(len(traffic.events), dtype=bool)
-    return _average_costs(traffic, retrieve, traffic.costs["closed_book_only_cost"], calls=1.0)
+    return _average_costs(traffic, retrieve, traffic.costs["cost_without_gate"], calls=1.0)
 
 
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
     """Measure the mean cost per question with a gate. `retrieve` holds the decision on each question."""
     costs = traffic.costs
-    answering = np.where(retrieve, costs["open_book_cost"], costs["closed_book_cost"])
+    cost_after_decision = np.where(retrieve, costs["cost_if_retrieved"], costs["cost_if_skipped"])
     calls = _count_gated_calls(traffic, retrieve)
-    cost = _average_costs(traffic, retrieve, costs["reading"] + answering, calls, has_arbiter=True)
-    is_searched = retrieve | [event.always_searches for event in traffic.events]
+    cost = _average_costs(traffic, retrieve, costs["decision_cost"] + cost_after_decision, calls, has_arbiter=True)
+    # A search that began before the decision was made, even if the gate then decided to skip it.
+    is_searched = retrieve | np.array([event.is_searched_early for event in traffic.events])
     return replace(cost, searches=float(is_searched.mean()))
 
 
@@ -368,7 +382,7 @@ def _average_costs(
     Args:
         traffic: The questions.
         retrieve: Whether each question is retrieved for.
-        costs: Cost of each question (measures x questions).
+        costs: Cost of each question (fields of `EventCost` x questions).
         calls: Mean number of LLM calls per question; None if unknown.
         has_arbiter: Whether an arbiter chooses the answer after a search.
     """
@@ -392,7 +406,7 @@ def _has_draft(event: TrafficEvent) -> bool | None:
     """Return whether a draft (answer without passages) preceded the decision. None if unknown."""
     if event.has_draft is not None:
         return event.has_draft
-    draft_tokens = event.reading.completion
+    draft_tokens = event.decision_cost.completion
     return None if math.isnan(draft_tokens) else draft_tokens > 0
 
 
@@ -406,8 +420,8 @@ def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool
             given.
 
     Returns:
-        (lost, gained): The share of answers that are right only if all questions are retrieved for, and the share that
-        are wrong only then. Both are None if answers are not graded.
+        (lost, gained): Lost answers would be right if all questions were retrieved for, but are wrong now. Gained answers
+        are the reverse. Both are None if answers are not graded.
     """
     grades = [event.right for event in traffic.events]
     if None in grades:

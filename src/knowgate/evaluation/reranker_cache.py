@@ -42,7 +42,9 @@ class ValueCache:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """All values by key. An incomplete last line is removed from the file.
+        """All values by key, read from the file once.
+
+        An incomplete last line, which an interrupted run may leave, is removed from the file first.
 
         Raises:
             BadInput: A line is not a cached value.

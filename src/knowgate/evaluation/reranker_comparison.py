@@ -50,12 +50,18 @@ class RerankerComparison:
     """Rerankers compared by the rank of helpful passages and by LLM answers.
 
     Attributes:
-        rankings: Ranking measures by source of preferences (method of measuring which passages help an LLM).
-        answers: Accuracy of answers by (LLM, data set).
+        rankings: How early each reranker puts helpful passages. The keys are the methods by which it was measured which
+            passages help.
+        answers: Accuracy of the LLMs' answers with the first passages of each reranker. The keys are (LLM, data set).
     """
 
     rankings: dict[str, RankingResult]
     answers: dict[tuple[str, str], RankerMeasures]
+
+    @property
+    def main_measures(self) -> RankerMeasures:
+        """The ranking measures by the first method of measuring which passages help."""
+        return next(iter(self.rankings.values())).measures
 
 
 def is_reranker(name: str) -> bool:
@@ -64,27 +70,27 @@ def is_reranker(name: str) -> bool:
     Retriever, baselines and oracles (perfect orders) are not rerankers.
     """
     others = (RETRIEVER, ORACLE, NO_PASSAGES, ranking.ShortestFirstRanker.name, ranking.PassageMeanRanker.name)
-    return name not in others and not name.startswith(f"{ORACLE},")
+    return name not in others and not name.startswith(f"{ORACLE}, ")  # the name of a source follows the comma
 
 
 def group_held_out_preferences(
     folders: Iterable[PreferenceFolder], split: str, limit: int | None = None
 ) -> list[HeldOutPreferences]:
-    """Read preference folders, and group them by method and passage length.
+    """Read preference folders, and group them by the method of measuring which passages help an LLM.
 
-    Preferences say how much passages help an LLM.
+    If passages were cut to a maximum length, each length counts as a method of its own.
 
     Args:
         folders: Preference folders.
         split: The split of the questions to compare rerankers on, such as 'test'.
         limit: Maximum number of questions per data set.
     """
-    by_source: dict[str, list[PreferenceFolder]] = {}
+    by_method: dict[str, list[PreferenceFolder]] = {}
     for folder in folders:
         settings = folder.manifest()["settings"]
         cut = f", cut to {settings['cut_to']} tokens" if settings.get("cut_to") else ""
-        by_source.setdefault(f"{settings['source']}{cut}", []).append(folder)
-    return [_read_held_out(name, group, split, limit) for name, group in by_source.items()]
+        by_method.setdefault(f"{settings['source']}{cut}", []).append(folder)
+    return [_read_held_out(name, group, split, limit) for name, group in by_method.items()]
 
 
 def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
@@ -123,16 +129,16 @@ def compare_rerankers(
         sources: Which passages help, by each method of measuring. The LLMs answer only the questions of the first source.
         rerankers: Rerankers by name.
         answerers: LLMs by name; None to let no LLM answer.
-        controls: Also compare two baselines that do not read the question: the shortest passage first, and the passage
-            first that helped most in training questions.
+        controls: Also compare two baselines that do not read the question. The first ranks short passages first. The
+            second ranks passages first that helped in the training questions.
         passage_counts: Numbers of passages that the LLMs answer with.
         margin: Also compare the last reranker with a shortcut: reranking is skipped if the retriever's first passage
-            leads the second by at least this share of its score.
+            scores higher than the second by at least this share of the first score.
     """
     compared: dict[str, Reranker] = dict(rerankers)
     if controls:
         compared[ranking.ShortestFirstRanker.name] = ranking.ShortestFirstRanker()
-    rankings = {source.name: _rank_source(source, compared, margin, controls=controls) for source in sources}
+    rankings = {source.name: _rank_source(source, compared, margin, with_baseline=controls) for source in sources}
     answers = {}
     for llm, answerer in (answerers or {}).items():
         for data, all_rows in sources[0].by_data.items():
@@ -143,10 +149,13 @@ def compare_rerankers(
 
 
 def _rank_source(
-    source: HeldOutPreferences, rerankers: dict[str, Reranker], margin: float | None, *, controls: bool
+    source: HeldOutPreferences, rerankers: dict[str, Reranker], margin: float | None, *, with_baseline: bool
 ) -> RankingResult:
-    """Measure the rankings of all rerankers by the preferences of one source."""
-    if controls:  # this baseline learns from the source
+    """Measure how early rerankers put helpful passages, by the preferences of one source.
+
+    `with_baseline` adds a baseline that knows from the training questions of the source which passages helped.
+    """
+    if with_baseline:
         rerankers = rerankers | {ranking.PassageMeanRanker.name: ranking.PassageMeanRanker(source.training)}
     rankers = ranking.rank_with_all(source.rows, rerankers, margin)
     return ranking.measure_ranking(source.rows, rankers, margin)
@@ -157,7 +166,7 @@ def _rank_for_answers(
 ) -> ranking.RankerScores:
     """Rank the passages that LLMs answer with: by rerankers, and by one oracle per source."""
     rankers = ranking.rank_with_all(rows, rerankers)
-    del rankers[ORACLE]
+    del rankers[ORACLE]  # it is replaced by the oracles of the sources
     return rankers | build_oracle_rankers(rows, sources)
 
 
@@ -171,7 +180,8 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
         shifts: dict[tuple[str, str, str], float] = {}  # how much each passage changed the confidence of the LLM
         for row in source.rows:
             for candidate in row.candidates:
-                shifts[row.id, candidate.id, candidate.text] = candidate.shift  # the text may have been cut
+                # The text is part of the key, because a source may have measured a shortened passage.
+                shifts[row.id, candidate.id, candidate.text] = candidate.shift
         try:
             scores = [[shifts[row.id, item.id, item.text] for item in row.candidates] for row in rows]
         except KeyError:
@@ -184,13 +194,17 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
 
 
 def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
-    """Build the tables of ranking measures and of right answers. Tables of differences to the reference follow each."""
+    """Build a table of ranking measures per source, and a table of right answers per LLM and data set.
+
+    Each is followed by a table of the differences from the reference, which is the reranker before training, or else the
+    retriever.
+    """
     tables = []
     for source, result in comparison.rankings.items():
-        basis = f"preferences by {source}, {len(result.measures.ids)} questions with passages of both kinds"
+        basis = f"preferences by {source}, {len(result.measures.ids)} questions with helpful and unhelpful passages"
         title = f"Rankers: {basis}; a random order has P@1 {result.chance:.3f}"
         if result.margin is not None and result.margin_share is not None:
-            title += f"; the margin {result.margin:g} skips {result.margin_share:.1%}"
+            title += f"; the margin {result.margin:g} skips reranking for {result.margin_share:.1%} of the questions"
         tables += _build_measure_tables(result.measures, title, basis)
     for (llm, data), measures in comparison.answers.items():
         basis = f"answers of {llm} to {data}, {len(measures.ids)} questions"
@@ -199,9 +213,12 @@ def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
 
 
 def _build_measure_tables(measures: RankerMeasures, title: str, basis: str) -> list[TextTable]:
-    """Build the tables of measures and of differences to the reference."""
+    """Build the table of means with a title, and the table of differences from the reference ranker.
+
+    `basis` says what was measured, such as 'answers of qwen to nq, 120 questions'.
+    """
     differences = measures.differences[measures.reference]
-    difference_title = f"Less {measures.reference}, in points: {basis}"
+    difference_title = f"Difference from {measures.reference}, in points: {basis}"
     return [
         _build_ranker_table(title, measures.rankers, measures.means, format_percent_estimate),
         _build_ranker_table(difference_title, measures.rankers, differences, format_points_estimate),
@@ -236,23 +253,24 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
 
 
 def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
-    """Convert the measures of rankers to plain data. 'values' are means, 'less' are differences of means."""
-    differences = {other: _table_to_dict(table) for other, table in measures.differences.items()}
+    """Convert the measures of rankers to plain data.
+
+    'values' are the means. 'less' has, by the name of a baseline, the means minus those of the baseline.
+    """
+    differences = {baseline: _table_to_dict(table) for baseline, table in measures.differences.items()}
     return {"questions": len(measures.ids), "values": _table_to_dict(measures.means), "less": differences}
 
 
 def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
     """Convert estimates by measure and ranker to plain data."""
-    plain = {}
-    for measure, by_ranker in table.items():
-        plain[measure] = {ranker: asdict(estimate) for ranker, estimate in by_ranker.items()}
-    return plain
+    return {measure: {name: asdict(value) for name, value in values.items()} for measure, values in table.items()}
 
 
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
     """Yield JSON lines with the results of single questions, without texts.
 
-    `hits` of "100" means: only the ranker's first passage helps.
+    The first lines have `hits` by question: a digit for each passage in the ranker's order, 1 if the passage helps, such
+    as "100". The other lines have `right` by question: whether the answer with the ranker's first passages is right.
     """
     for source, result in comparison.rankings.items():
         for ranker, hits in result.hits.items():

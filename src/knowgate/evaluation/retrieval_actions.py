@@ -1,4 +1,4 @@
-"""Choice between skipping, one retrieval and several rounds, by expected gain.
+"""Choice between no search, one search and several searches, by expected gain.
 
 For each action, the probability of a correct answer is predicted from the gate's need. The prediction is fitted on the
 dev rows (Platt scaling), and the choice is tested on the other rows. The expected gain of an action is this probability
@@ -24,14 +24,14 @@ from knowgate.stats.bootstrap import Bootstrap, Estimate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate, mcnemar_test
 
-ACTIONS = ("skip", "one", "several")  # rounds of retrieval
+ACTIONS = ("skip", "one", "several")  # numbers of searches
 
 
 @dataclass(frozen=True)
 class ActionResult:
     """Results of choosing among three actions, at one search price.
 
-    Actions: skip, retrieve once, retrieve in rounds.
+    Actions: skip, retrieve once, retrieve several times.
 
     Attributes:
         gate: Name of the gate.
@@ -54,7 +54,7 @@ class ActionResult:
 
 @dataclass(frozen=True)
 class ActionOutcomes:
-    """Whether each action answers each question correctly. Actions: skip, retrieve once, retrieve in rounds.
+    """Whether each action answers each question correctly. Actions: skip, retrieve once, retrieve several times.
 
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
@@ -77,7 +77,7 @@ class ActionOutcomes:
 def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> FloatArray:
     """Predict each action's probability of a correct answer, from the need alone.
 
-    Actions: skip, retrieve once, retrieve in rounds.
+    Actions: skip, retrieve once, retrieve several times.
 
     Args:
         training: Outcomes that the probabilities are fitted on.
@@ -140,19 +140,19 @@ def measure_actions(
 
 
 def evaluate_actions(
-    table: LabelTable, gates: Sequence[TableScores], once_right: BoolArray, price: float, bootstrap: Bootstrap
+    table: LabelTable, gates: Sequence[TableScores], once_right: BoolArray, search_price: float, bootstrap: Bootstrap
 ) -> list[ActionResult]:
-    """Evaluate gates that choose one of three actions: skip, retrieve once, or retrieve in rounds.
+    """Evaluate gates that choose one of three actions: skip, retrieve once, or retrieve several times.
 
     Args:
-        table: Rows with answers after several rounds of retrieval.
+        table: Rows with answers after several searches.
         gates: For each gate, the need for retrieval (0 to 1) that it gives to each question.
-        once_right: For each question, whether the answer after one retrieval is correct.
-        price: Price of a search, in correct answers.
+        once_right: For each question, whether the answer after one search is correct.
+        search_price: Price of a search, in correct answers: the price in money, divided by that of a wrong answer.
         bootstrap: Bootstrap whose number of resamples and seed to use.
 
     Raises:
-        BadSetting: No row has an answer after several rounds, or there are too few rows to fit and test.
+        BadSetting: No row has an answer after several searches, or there are too few rows to fit and test.
     """
     if table.iterative_right is None:
         raise BadSetting(
@@ -169,10 +169,10 @@ def evaluate_actions(
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)
     results = []
     for gate in gates:
-        outcomes = ActionOutcomes(gate.needs, right, table.always_right, (0.0, 1.0, table.mean_rounds))
+        outcomes = ActionOutcomes(gate.needs, right, table.retrieved_right, (0.0, 1.0, table.mean_rounds))
         training, test = outcomes.select(dev), outcomes.select(~dev)
-        actions = choose_actions(predict_action_success(training, test.needs), test.searches, price)
-        results.append(measure_actions(gate.gate, test, actions, price, test_bootstrap))
+        actions = choose_actions(predict_action_success(training, test.needs), test.searches, search_price)
+        results.append(measure_actions(gate.gate, test, actions, search_price, test_bootstrap))
     return results
 
 

@@ -43,7 +43,7 @@ LogLocation = Path | DatabaseAddress
 
 
 def is_server_log(path: Path) -> bool:
-    """Return whether a file is a decision log of the server, in SQLite."""
+    """Return whether a file is an SQLite database, as the decision logs of a server are. Other logs are text."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -203,19 +203,20 @@ def _read_distinct(
     """Read the newest distinct questions of each API key, at most `limit` of a key.
 
     Returns:
-        The questions, newest first, each with its newest correction as gold answer, if it has any. And by text the key
-        that asked; NO_KEY if several did.
+        The questions, newest first, each with its newest correction as gold answer, if there is one; and for the text of
+        each question, the API key that asked it, or NO_KEY if several keys did.
     """
     questions: dict[str, Question] = {}  # by text
     askers: dict[str, str] = {}
     counts = Counter[str]()
-    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        gold_answers = (corrections[key].answer,) if key in corrections else ()
-        asker = owners.get(key, NO_KEY)
+    for decision_id, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
+        gold_answers = (corrections[decision_id].answer,) if decision_id in corrections else ()
+        asker = owners.get(decision_id, NO_KEY)
         is_new = text not in questions and counts[asker] < limit
+        # A corrected decision replaces a newer one of the same question that was not corrected.
         has_first_correction = text in questions and gold_answers and not questions[text].answers
         if is_new or has_first_correction:
-            questions[text] = Question(text, id=str(key), answers=gold_answers)
+            questions[text] = Question(text, id=str(decision_id), answers=gold_answers)
         if text in questions:
             askers[text] = asker if askers.get(text, asker) == asker else NO_KEY
             counts[asker] += is_new
@@ -223,34 +224,38 @@ def _read_distinct(
 
 
 def _take_turns(questions: Sequence[Question], askers: Mapping[str, str], limit: int) -> list[Question]:
-    """Return at most `limit` questions. The API keys take turns, each with its newest question first."""
+    """Select at most `limit` questions, so that the API keys take turns. The order of the questions stays the same.
+
+    `questions` are newest first, so each key contributes its newest questions.
+    """
     by_key: dict[str, list[Question]] = {}
     for question in questions:
         by_key.setdefault(askers[question.text], []).append(question)
     turns = itertools.chain.from_iterable(itertools.zip_longest(*by_key.values()))
-    in_turns = [question.id for question in turns if question is not None]
-    chosen = set(in_turns[:limit])
-    return [question for question in questions if question.id in chosen]
+    ids_in_turns = [question.id for question in turns if question is not None]
+    selected = set(ids_in_turns[:limit])
+    return [question for question in questions if question.id in selected]
 
 
 def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[str, Correction]:
     """Read the corrections by the id of their decision. `owners` has the API key of each decision."""
     # A correction has the same time as the feedback that it came with.
-    givers = {(key, at): str(owner or "") for key, at, owner in _read_rows(location, FEEDBACK_QUERY)}
+    givers = {(decision, at): str(key or NO_KEY) for decision, at, key in _read_rows(location, FEEDBACK_QUERY)}
     corrections = {}
-    for key, answer, at in _read_rows(location, CORRECTIONS_QUERY):
-        owner = owners.get(key, "")
-        giver = givers.get((key, at), owner)
-        # Only an admin key can correct answers for other keys.
-        corrections[str(key)] = Correction(str(answer), giver, is_trusted=not giver or giver != owner)
+    for decision, answer, at in _read_rows(location, CORRECTIONS_QUERY):
+        owner = owners.get(decision, NO_KEY)
+        giver = givers.get((decision, at), owner)
+        # A server without keys trusts everyone. Only an admin key can correct an answer for another key.
+        is_trusted = giver == NO_KEY or giver != owner
+        corrections[str(decision)] = Correction(str(answer), giver, is_trusted)
     return corrections
 
 
 def _list_excess(keys: Mapping[str, str]) -> list[str]:
-    """Return the last ids of the API key that has most, as many as it has above half of all.
+    """Return the ids to remove, so that the API key with most ids has at most half of the ids that remain.
 
     Args:
-        keys: API key of each id. NO_KEY stands for ids that are not limited.
+        keys: API key of each id. NO_KEY stands for ids that are not limited. The last ids of a key are removed.
     """
     ids_by_key: dict[str, list[str]] = {}
     for id, key in keys.items():
@@ -277,7 +282,9 @@ def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a PostgreSQL database. The schema is put before the table's name.
+    """Yield the rows of a query from a PostgreSQL database.
+
+    The table in the query gets its schema: 'SELECT id FROM audits' becomes 'SELECT id FROM knowgate.audits'.
 
     Raises:
         BadInput: The schema has no table `decisions`, so it is not a decision log.
@@ -294,7 +301,9 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
 
 
 def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query from a SQLite file. A missing table or column gives no rows.
+    """Yield the rows of a query from an SQLite file.
+
+    There are no rows if the table or column in the query is missing, as in logs of earlier versions.
 
     Raises:
         BadInput: The file is not a SQLite database with a table `decisions`.
@@ -358,7 +367,7 @@ def _parse_record(text: Any) -> dict[str, Any]:
 
 
 def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
-    """Return why a decision cannot be replayed; None if it can."""
+    """Return why a decision cannot be replayed; None if it can. The text follows a number: '3 whose search failed'."""
     if record.get("own_options"):
         return "that set options of their own"
     if record.get("gated") is False:
@@ -372,10 +381,10 @@ def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
 
 
 def split_seconds(milliseconds: Mapping[str, float]) -> tuple[float, float]:
-    """Return the seconds of a request until its decision, and those after it. The keys are stages and "total"."""
-    reading = sum(float(milliseconds.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES)
+    """Return the seconds of a request until its decision, and the seconds after it. The keys are stages and "total"."""
+    deciding = sum(float(milliseconds.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES)
     total = float(milliseconds.get("total", 0.0))
-    return reading / 1000, max(0.0, total - reading) / 1000
+    return deciding / 1000, max(0.0, total - deciding) / 1000
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
@@ -383,31 +392,30 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
 
     Args:
         record: The decision.
-        audits: Audits of the decision, oldest first. An audit answers the question with and without passages. It is
-            given as its kind, and whether the answer is lost if the search is skipped. The newest one that applies to
-            this decision counts.
+        audits: Audits of the decision, oldest first, as (kind, 1 if skipping the search loses the answer). An audit
+            answers the question with and without passages. The newest audit that applies to this decision counts.
     """
     skips = would_skip(record)
     rule_need = -math.inf if skips else math.inf  # a rule decides the same at every threshold
-    reading_seconds, answering_seconds = split_seconds(record.get("milliseconds") or {})
+    deciding_seconds, answering_seconds = split_seconds(record.get("milliseconds") or {})
     answering = EventCost(seconds=answering_seconds)
-    # An audit of kind 'label' has both answers of a retrieved question. Other audits compare them only if the client may
-    # have got the one without passages: the gate skipped, or the arbiter sent the draft.
+    # An audit of kind 'label' always compares both answers. Other audits compare them only if the client may have
+    # received the answer without passages: because the gate skipped the search, or because the arbiter sent the draft.
     choice = record.get("choice")
     sent_draft = isinstance(choice, dict) and choice.get("given") == "draft"
     losses = [lost for kind, lost in audits if kind == "label" or skips or sent_draft]
     retrieved = bool(record["retrieve"])
-    way = str(record.get("way"))
+    way = str(record.get("way"))  # how the request was processed; 'race' starts the search together with the draft
     nothing_found = retrieved and record.get("passages") == []  # then the draft is sent, and there is no second answer
     event = TrafficEvent(
         rule_need if record.get("rule") else float(record["need"]),
         retrieved,
-        reading=EventCost(seconds=reading_seconds),
+        decision_cost=EventCost(seconds=deciding_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
         extra_calls=float(way == SEPARATE_DRAFT),
         has_draft=DRAFT_BY_WAY.get(way) and not nothing_found,
-        always_searches=way == "race",
+        is_searched_early=way == "race",
     )
     if record.get("only_decided"):  # the costs of searching and answering are known only to the application
         return event
-    return replace(event, open_book_cost=answering) if retrieved else replace(event, closed_book_cost=answering)
+    return replace(event, cost_if_retrieved=answering) if retrieved else replace(event, cost_if_skipped=answering)

@@ -48,10 +48,10 @@ class LoggedTraffic:
         thresholds: Thresholds that were in use, with their number of decisions.
         bad_lines: Numbers of the lines that cannot be used, by reason.
         left_out: Number of records left out, by reason.
-        own_threshold: Threshold of the gate that was applied to a label run.
+        run_threshold: If the traffic is a label run: the threshold of the gate that decides on it. None for a log.
         n_estimated: Number of events whose prompt tokens are estimated from the text.
-        arbiter: Name of the arbiter that was applied to a label run, to choose between the answers with and without
-            passages; empty without one.
+        arbiter: If the traffic is a label run: name of the arbiter, which chooses between the answers with and without
+            passages. Empty without an arbiter.
     """
 
     path: Path | str
@@ -61,18 +61,19 @@ class LoggedTraffic:
     thresholds: Counter[float] = field(default_factory=Counter)
     bad_lines: dict[str, list[int]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
-    own_threshold: float | None = None
+    run_threshold: float | None = None
     n_estimated: int = 0
     arbiter: str = ""
 
     @property
     def constant_decision(self) -> str:
-        """The gate's decision if always the same: 'always retrieves' or 'never retrieves'. Else ''."""
+        """What the gate decides on every question: 'always retrieves' or 'never retrieves'. '' if decisions vary."""
         if not self.gates or not set(self.gates) <= CONSTANT_GATES:
             return ""
-        thresholds = [threshold for threshold in (*self.thresholds, self.own_threshold) if threshold is not None]
-        is_never_above = any(threshold >= CONSTANT_NEED for threshold in thresholds)
-        skips = "never" in self.gates or (CONSTANT_GATE in self.gates and is_never_above)
+        thresholds = [threshold for threshold in (*self.thresholds, self.run_threshold) if threshold is not None]
+        # This gate gives every question the same need. It skips every search if its threshold is not below that need.
+        constant_gate_skips = CONSTANT_GATE in self.gates and any(value >= CONSTANT_NEED for value in thresholds)
+        skips = "never" in self.gates or constant_gate_skips
         return "never retrieves" if skips else "always retrieves"
 
     def describe_bad_lines(self) -> str:
@@ -160,7 +161,7 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
         raise ValueError("the field 'need' is not a number from 0 to 1")
     if not isinstance(retrieved, bool):
         raise ValueError("the field 'retrieve' is neither true nor false")
-    if record.get("rule"):  # A rule decides the same at every threshold, also at that of a gate which always retrieves.
+    if record.get("rule"):  # an infinite need stands for a rule, which decides the same at every threshold
         need = -math.inf if would_skip(record) else math.inf
     if "answer" not in record:  # written by `decide`, which gives no answer
         return TrafficEvent(float(need), retrieved)
@@ -175,29 +176,31 @@ def would_skip(record: Mapping[str, Any]) -> bool:
 def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
     """Parse the record of an answered question. Unknown amounts are NaN.
 
-    The log has the costs of the answer with passages, or of the one without. Those of the other are mostly unknown.
+    The log has the costs of the answer that was given, with or without passages. The costs of the other answer are mostly
+    unknown.
     """
     passages = _get_passages(record)
-    before, after, answering = _parse_seconds(record)
+    deciding, after, llm_after = _parse_seconds(
+        record
+    )  # seconds: until the decision, after it, and of the LLM after it
     tokens = _parse_tokens(record, passages)
     prompt, draft, answer = tokens["closed_prompt"], tokens["draft"], tokens["answer"]
-    drafting = EventCost(before, prompt, draft, gpu=before)
-    reading = drafting if draft else drafting._replace(prompt=0.0)  # a gate without a draft reads no prompt
+    draft_cost = EventCost(seconds=deciding, prompt=prompt, completion=draft, gpu=deciding)
+    decision_cost = draft_cost if draft else draft_cost._replace(prompt=0.0)  # a gate without a draft reads no prompt
     is_different = _answers_differ(record, has_passages=bool(passages))
-    event = TrafficEvent(need, retrieved, reading, loses_answer=is_different)
+    event = TrafficEvent(need, retrieved, decision_cost, loses_answer=is_different)
     if retrieved:
-        open_book_cost = EventCost(after, tokens["open_prompt"], answer, gpu=answering)
-        return _add_draft_costs(replace(event, open_book_cost=open_book_cost), drafting, is_whole="draft" in record)
+        rest = EventCost(seconds=after, prompt=tokens["open_prompt"], completion=answer, gpu=llm_after)
+        event = replace(event, cost_if_retrieved=rest)
+        return _add_costs_without_search(event, draft_cost, is_whole_answer="draft" in record)
     rest_prompt = 0.0 if draft else prompt  # a draft has read the prompt already, and the answer continues it
-    return replace(
-        event,
-        closed_book_cost=EventCost(after, rest_prompt, _subtract(answer, draft), gpu=answering),
-        closed_book_only_cost=EventCost(before + after, prompt, answer, gpu=before + answering),
-    )
+    rest = EventCost(seconds=after, prompt=rest_prompt, completion=_subtract(answer, draft), gpu=llm_after)
+    whole = EventCost(seconds=deciding + after, prompt=prompt, completion=answer, gpu=deciding + llm_after)
+    return replace(event, cost_if_skipped=rest, cost_without_gate=whole)
 
 
 def _parse_seconds(record: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return the time until the decision, the time after it, and that of the LLM after it."""
+    """Return three times: until the decision, after the decision, and of the LLM's answering after the decision."""
     seconds = _get_numbers(record, "seconds")
     if not seconds:
         return math.nan, math.nan, math.nan
@@ -214,15 +217,16 @@ def _parse_tokens(record: Mapping[str, Any], passages: list[str]) -> dict[str, f
     return tokens
 
 
-def _add_draft_costs(event: TrafficEvent, drafting: EventCost, *, is_whole: bool) -> TrafficEvent:
-    """Add the costs of not searching to a question that was searched for.
+def _add_costs_without_search(event: TrafficEvent, draft_cost: EventCost, *, is_whole_answer: bool) -> TrafficEvent:
+    """Add to a question that was searched for what it would cost without the search.
 
-    They are known if the draft before the search is a whole answer. Otherwise only the length of its prompt is.
+    If the draft is a whole answer, its cost is that of an answer without a search. Otherwise, only the length of its
+    prompt is known.
     """
-    if not is_whole:
-        return replace(event, closed_book_only_cost=EventCost(prompt=drafting.prompt))
-    nothing = EventCost(0.0, 0.0, 0.0, 0.0)  # the draft was written before the decision
-    return replace(event, closed_book_cost=nothing, closed_book_only_cost=drafting)
+    if not is_whole_answer:
+        return replace(event, cost_without_gate=EventCost(prompt=draft_cost.prompt))
+    nothing = EventCost(0.0, 0.0, 0.0, 0.0)  # the whole answer is written before the decision
+    return replace(event, cost_if_skipped=nothing, cost_without_gate=draft_cost)
 
 
 def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
@@ -245,7 +249,7 @@ def _subtract(total: float, part: float) -> float:
 
 
 def _get_text(record: Mapping[str, Any], key: str) -> str:
-    """Return a text of a record, or '' if missing. Other types raise ValueError."""
+    """Return a text of a record, or '' if missing. Raises ValueError if the value is not a text."""
     value = record.get(key, "")
     if not isinstance(value, str):
         raise ValueError(f"the field '{key}' is not a text")
@@ -253,7 +257,7 @@ def _get_text(record: Mapping[str, Any], key: str) -> str:
 
 
 def _get_numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
-    """Return an object of named numbers, or {} if missing. Other types raise ValueError."""
+    """Return an object of named numbers, or {} if missing. Raises ValueError if the value is anything else."""
     value = record.get(key) or {}
     if not isinstance(value, dict) or not all(_is_amount(amount) for amount in value.values()):
         raise ValueError(f"the field '{key}' must be a JSON object whose values are numbers of at least 0")
@@ -266,7 +270,7 @@ def _is_amount(value: object) -> bool:
 
 
 def _get_passages(record: Mapping[str, Any]) -> list[str]:
-    """Return title and text of each passage. Other types raise ValueError."""
+    """Return title and text of each passage. Raises ValueError if 'passages' is not a list of JSON objects."""
     value = record.get("passages") or []
     if not isinstance(value, list) or not all(isinstance(passage, dict) for passage in value):
         raise ValueError("the field 'passages' is not a list of JSON objects")
@@ -307,7 +311,7 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
         gates=Counter({scores.gate: len(events)}),
         models=Counter({str(table.settings["model"]): len(events)}),
         left_out=Counter(left_out),
-        own_threshold=scores.threshold,
+        run_threshold=scores.threshold,
         n_estimated=int(table.has_text.sum()),
         arbiter=choices.name if choices else "",
     )
@@ -321,19 +325,19 @@ def _make_graded_events(
     Args:
         table: The labeled questions.
         gate: Spec or folder of the gate.
-        scores: The needs that the gate gives to the questions, and what it generates to decide.
-        choices: Which answers an arbiter chooses after a search; None without one.
+        scores: The need for retrieval of each question, and how many tokens and calls the gate needs to decide.
+        choices: Which answers an arbiter chooses after a search; None without an arbiter.
         seconds_per_token: GPU seconds of the LLM per generated token.
     """
     has_draft = scores.drafts or choices is not None
-    max_draft = math.inf  # an arbiter reads the whole draft; how much a recorded gate reads is unknown
-    if choices is None and table.find_recorded(gate) is None:
-        max_draft = load_gate(gate).request.draft_tokens
-    given_right = choices.right if choices else table.always_right
-    grades = map(AnswerGrades, table.closed_book_right.tolist(), table.always_right.tolist(), given_right.tolist())
+    # An arbiter reads the whole draft. How much of it a gate with stored decisions reads is unknown: assume all.
+    reads_whole_draft = choices is not None or table.find_recorded(gate) is not None
+    max_draft_tokens = math.inf if reads_whole_draft else load_gate(gate).request.draft_tokens
+    given_right = choices.right if choices else table.retrieved_right
+    grades = map(AnswerGrades, table.closed_book_right.tolist(), table.retrieved_right.tolist(), given_right.tolist())
     events = []
     for row, need, grade in zip(table.rows, scores.needs.tolist(), grades, strict=True):
-        draft_tokens = min(_count_known_tokens(row.closed), max_draft) if has_draft else 0.0
+        draft_tokens = min(_count_known_tokens(row.closed), max_draft_tokens) if has_draft else 0.0
         event = _make_graded_event(row, need, draft_tokens + scores.extra_tokens, seconds_per_token)
         event = replace(event, extra_calls=scores.calls, has_draft=has_draft)
         if table.open_book_right is not None:
@@ -370,16 +374,16 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
         open_book_prompt = closed_book_prompt + passage_tokens
     closed_book_answer = _count_known_tokens(row.closed)
     # The prompt is read once: before the decision if there is a draft, else after it.
-    nothing = 0.0 if row.question else math.nan
-    prompt_before, prompt_after = (closed_book_prompt, nothing) if draft else (nothing, closed_book_prompt)
+    no_tokens = 0.0 if row.question else math.nan  # without the text of the question, all counts are unknown
+    prompt_before, prompt_after = (closed_book_prompt, no_tokens) if draft else (no_tokens, closed_book_prompt)
 
     def make_cost(prompt: float, completion: float) -> EventCost:
         return EventCost(prompt=prompt, completion=completion, gpu=completion * seconds_per_token)
 
     return TrafficEvent(
         need,
-        reading=make_cost(prompt_before, draft),
-        closed_book_cost=make_cost(prompt_after, _subtract(closed_book_answer, draft)),
-        open_book_cost=make_cost(open_book_prompt, _count_known_tokens(row.open)),
-        closed_book_only_cost=make_cost(closed_book_prompt, closed_book_answer),
+        decision_cost=make_cost(prompt_before, draft),
+        cost_if_skipped=make_cost(prompt_after, _subtract(closed_book_answer, draft)),
+        cost_if_retrieved=make_cost(open_book_prompt, _count_known_tokens(row.open)),
+        cost_without_gate=make_cost(closed_book_prompt, closed_book_answer),
     )

@@ -204,7 +204,7 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
     }
     if not options.closed_book:
         settings["k"] = count_shown_passages(options.k, settings["retriever_fingerprint"])
-        settings["open_prompts"] = labeler.prompts.open_fingerprint
+        settings["open_prompts"] = labeler.prompts.open_book_fingerprint
     if labeler.reranker:
         settings["k"] = options.k or DEFAULT_PASSAGES
     settings |= _describe_optional_parts(labeler)
@@ -224,7 +224,7 @@ def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
         "mask_samples": options.mask_samples or None,
         "iterative": options.iterative or None,
     }
-    if not options.sampling.is_whole:
+    if not options.sampling.keeps_all_tokens:
         settings |= {"top_p": options.top_p, "top_k": options.top_k}
     if options.seakr:
         settings |= {"seakr": SEAKR_SAMPLES, "seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}

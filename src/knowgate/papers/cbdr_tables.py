@@ -124,24 +124,25 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
 def _build_beta_table(gate: str, parts: Sequence[ScoredTable]) -> TextTable:
     """Build the table of one gate, with a row per ranker and beta, and a column per number of passages.
 
-    A cell shows accuracy and retrieval rate: '61.7 % (92.9 %)'.
+    Beta is the confidence above which the LLM answers without retrieval. A cell shows accuracy and retrieval rate, such
+    as '61.7 % (92.9 %)'.
     """
-    tables: dict[str, LabelTable] = {}  # column -> label runs of any ranker, fewest passages first
-    for part in sorted(parts, key=lambda part: part.source.n_shown):
-        tables.setdefault(part.source.column, part.table)
+    columns = list(dict.fromkeys(part.source.column for part in sorted(parts, key=lambda part: part.source.n_shown)))
+    # For each ranker, its label runs by column. Rankers of the same name may have different fingerprints.
+    parts_by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}
+    for part in parts:
+        parts_by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})[part.source.column] = part
     # Answers without passages are the same for all rankers, so one row shows never retrieving.
-    never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables.values()]
+    table_by_column = {part.source.column: part.table for part in reversed(parts)}
+    tables = [table_by_column[column] for column in columns]
+    never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables]
     rows = [(MISSING_VALUE, "never retrieve", *never)]
-    rankers = dict.fromkeys((part.source.ranker, part.source.fingerprint) for part in parts)
-    for ranker, fingerprint in rankers:
-        own_parts = [part for part in parts if (part.source.ranker, part.source.fingerprint) == (ranker, fingerprint)]
-        by_column = {part.source.column: part for part in own_parts}
+    for (ranker, _), part_by_column in parts_by_ranker.items():
         for beta in (None, *BETAS):  # None: always retrieve
             label = "always retrieve" if beta is None else f"{beta:g}"
-            cells = [_make_cell(by_column.get(column), gate, beta) for column in tables]
-            rows.append((ranker, label, *cells))
+            rows.append((ranker, label, *(_make_cell(part_by_column.get(column), gate, beta) for column in columns)))
     title = f"{gate}: accuracy (retrieval rate) by beta, {len(parts[0].table.rows)} questions"
-    return TextTable(title, ("passages by", "answer if confidence >", *tables), tuple(rows))
+    return TextTable(title, ("passages by", "answer if confidence >", *columns), tuple(rows))
 
 
 def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
@@ -164,10 +165,10 @@ def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
 
     Args:
         table: Questions that the LLM answered with and without passages. The table says of each answer whether it is
-            right: `always_right` with passages, `closed_book_right` without.
+            right: `retrieved_right` with passages, `closed_book_right` without.
         retrieve: For each question, whether to retrieve. This decides which of its two answers counts.
     """
-    is_right = np.where(retrieve, table.always_right, table.closed_book_right)
+    is_right = np.where(retrieve, table.retrieved_right, table.closed_book_right)
     accuracy = format_percent(float(is_right.mean()))
     retrieval_rate = format_percent(float(retrieve.mean()))
     return f"{accuracy} ({retrieval_rate})"

@@ -65,9 +65,9 @@ class DhiclVariants:
         return DhiclGate(self.history, k=self.k, embedder=self.embedder)
 
     def list_tables(self) -> dict[str, dict[str, Gate]]:
-        """Return the gates of each table, by title of the table and name of the gate.
+        """List the gates that each table of the paper compares: for each title of a table, the gates by name.
 
-        Table 1 of the paper is left out, because it compares no variants.
+        Table 1 of the paper is left out, because it compares no variants of the DH-ICL gate.
         """
         gate = self.standard
         ablations = [
@@ -124,8 +124,8 @@ def build_dhicl_tables(
         variants: Variants of the gate.
         model: LLM that decides now; None to use stored decisions only.
         other_gates: Gates to compare with in Table 1.
-        cut_questions: Number of logged questions from which to learn a cut, the need above which the gate retrieves. A
-            further table compares it with the cut of the paper, 0.5. Needs a model. 0: no such table.
+        cut_questions: If above 0, learn a cut (the need above which the gate retrieves) from this many logged questions.
+            A further table compares the learned cut with the cut of the paper, 0.5. Needs a model.
         notify: Called with a message before each variant decides.
 
     Raises:
@@ -162,25 +162,23 @@ def _score_gates(table: LabelTable, other_gates: Sequence[str], variants: DhiclV
 
 def _build_cut_table(
     learned: LearnedCut,
-    standard: str,
+    gate: str,
     tables: Mapping[str, LabelTable],
     scores: Mapping[str, Mapping[str, TableScores]],
 ) -> TextTable:
-    """Build a table of a gate at two cuts: 0.5 and the learned one.
-
-    The gate retrieves if the need is above the cut.
+    """Build a table of a gate at two cuts (thresholds of the need): 0.5 and the learned cut.
 
     Args:
         learned: The learned cut.
-        standard: Name of the gate, which is DH-ICL as the paper describes it.
+        gate: Name of the gate.
         tables: Label runs by name.
         scores: Scores of gates, by the name of the run and of the gate.
     """
     cuts = {"0.5 (paper)": 0.5, f"{learned.cut:.3f} (learned)": learned.cut}
     scores_by_cut = {}  # name of the run -> label of the cut -> scores of the gate with this cut
     for run in tables:
-        if standard in scores[run]:
-            scores_by_cut[run] = {label: replace(scores[run][standard], threshold=cut) for label, cut in cuts.items()}
+        if gate in scores[run]:
+            scores_by_cut[run] = {label: replace(scores[run][gate], threshold=cut) for label, cut in cuts.items()}
     title = (
         f"Cut learned by leave-one-out from {learned.questions} logged questions, {format_percent(learned.known_share)} "
         f"known; balanced accuracy there {learned.balanced_accuracy:.3f}, at 0.5 {learned.at_half:.3f}"
@@ -212,12 +210,12 @@ def record_decisions(run: Path, variants: DhiclVariants, model: Model, notify: C
     table, prompts = load_label_table([run]), AnswerPrompts()
     check_same_llm(f"the label run '{run}'", table.settings, model, prompts.fingerprint)
     n_entries = open_history(variants.history, variants.embedder).count(scope_from_settings(table.settings))
-    # Stored with the decisions. Decisions with another note were made with a smaller log or another embedder.
-    note = f"log of {n_entries} questions"
+    # Identifies the state of the log. Stored decisions are reused only if they were made with the same state.
+    log_state = f"log of {n_entries} questions"
     if variants.embedder:
-        note += f", {variants.embedder}"
-    stored = {name for name, needs in table.recorded_needs.items() if needs.about == note}
-    for reader, group in _group_by_pass(variants).items():
+        log_state += f", {variants.embedder}"
+    stored = {name for name, needs in table.recorded_needs.items() if needs.about == log_state}
+    for reader, group in _group_by_pass(variants).items():  # the reader builds the prompts of its group
         if set(group) <= stored:
             continue
         names = ", ".join(group)
@@ -227,7 +225,7 @@ def record_decisions(run: Path, variants: DhiclVariants, model: Model, notify: C
         except BadSetting as error:  # for example two label words that start with the same token
             notify(f"skipped {names}: {error}")
             continue
-        write_needs(run, [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in group.items()])
+        write_needs(run, [RecordedNeeds(name, gate.threshold, needs[name], log_state) for name, gate in group.items()])
 
 
 def _group_by_pass(variants: DhiclVariants) -> dict[Gate, dict[str, Gate]]:
@@ -296,8 +294,9 @@ def _make_constant_row(name: str, need: float, tables: Mapping[str, LabelTable])
     """Make the row of a gate with the same need for all questions, at a threshold of 0.5."""
     cells = [name]
     for table in tables.values():
-        accuracy, random, _ = _make_cells(table, TableScores(name, 0.5, np.full(len(table.rows), need)))
-        cells += (accuracy, random, MISSING_VALUE)  # equal needs do not rank questions, so they have no AUROC
+        scores = TableScores(name, threshold=0.5, needs=np.full(len(table.rows), need))
+        accuracy, random_accuracy, _ = _make_cells(table, scores)
+        cells += (accuracy, random_accuracy, MISSING_VALUE)  # equal needs do not rank questions: there is no AUROC
     return tuple(cells)
 
 

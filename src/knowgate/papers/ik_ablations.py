@@ -123,11 +123,10 @@ def sweep_ik(
 def _make_majority_row(test: LabelTable) -> tuple[str, ...]:
     """Make the table row of the baseline that decides the same for all questions."""
     cells = measure_majority_decisions(test)
-    judged_right = cells["judged right"]
-    answers = f"{cells['accuracy']} ({cells['retrieval']})"
-    return (
-        "majority", MISSING_VALUE, MISSING_VALUE, judged_right, judged_right, MISSING_VALUE, answers, cells["random"],
-    )  # fmt: skip
+    cells["T"] = "majority"  # the first column names the row
+    cells["own verdict right"] = cells["judged right"]  # the baseline has no threshold, so its verdict is its decision
+    cells["accuracy (retrieval)"] = f"{cells['accuracy']} ({cells['retrieval']})"
+    return tuple(cells.get(column, MISSING_VALUE) for column in ABLATION_COLUMNS)
 
 
 def _fit_variant(

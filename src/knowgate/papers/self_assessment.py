@@ -63,7 +63,7 @@ class SelfAssessmentSets:
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     """Build KB-SAT from label rows: a test of whether an LLM can tell which questions it can answer.
 
-    It can answer half of the questions.
+    The LLM can answer half of the questions. Two harder sets change the questions that it can answer.
 
     Raises:
         BadInput: No closed-book answer is correct, or none is wrong.
@@ -157,6 +157,7 @@ def _make_record(row: LabelRow, text: str, known: bool, kind: str = "") -> dict[
     }
 
 
+NO_WORDS = "-"  # cell of a method that does not tell the LLM which words to answer with
 FREE_TOKENS, VERDICT_TOKENS = 48, 4  # maximum length of a free statement, and of the judge's yes or no
 # Row names by the sign of calibration. The formula in the DH-ICL paper and its published code differ in this sign.
 CALIBRATION_SIGNS: dict[str, CalibrationSign] = {
@@ -233,7 +234,7 @@ class SelfAssessor:
             yield self.assess_gate(gate)
 
     def assess_direct(self, words: str) -> SelfAssessment:
-        """Measure asking the LLM directly whether it knows the answer (section 2.1)."""
+        """Measure how well the LLM judges its knowledge if it is asked directly (DH-ICL, section 2.1)."""
         gate = PromptGate(words)
         return self._evaluate("direct", words, self._score(gate), gate.threshold)
 
@@ -243,12 +244,12 @@ class SelfAssessor:
         A question for which the gate does not retrieve counts as judged known.
         """
         gate = bind_gate(load_gate(spec, plug_in=self.plug_in), self.model, self.prompts)
-        return self._evaluate(get_gate_name(spec), "-", self._score(gate), gate.threshold)
+        return self._evaluate(get_gate_name(spec), NO_WORDS, self._score(gate), gate.threshold)
 
     def assess_with_history(self, words: str) -> list[SelfAssessment]:
-        """Measure asking the LLM after showing it similar logged questions (section 3).
+        """Measure how well the LLM judges its knowledge if the prompt shows similar logged questions (DH-ICL, section 3).
 
-        Three calibrations share one pass of the LLM.
+        The same output of the LLM is scored with three calibrations.
         """
         gate = DhiclGate(str(self.history), k=self.k, words=words)
         bound = bind_gate(gate, self.model, self.prompts)
@@ -260,21 +261,21 @@ class SelfAssessor:
         return assessments
 
     def assess_free_statements(self, judge: Model) -> SelfAssessment:
-        """Measure free statements of the LLM about knowing the answer (section 2.3).
+        """Measure how well the LLM judges its knowledge in its own words (DH-ICL, section 2.3).
 
-        A judge reads each statement as yes or no.
+        A judge reads each statement of the LLM as yes or no.
         """
-        verdicts = self._collect_verdicts(judge)
-        known = read_known_labels(self.questions)
-        n_right = sum(verdict == is_known for verdict, is_known in zip(verdicts, known, strict=True))
-        n_unreadable = verdicts.count(None)
+        verdicts = self._collect_verdicts(judge)  # None if unreadable
+        n_known, n_unknown, n_unreadable = (verdicts.count(verdict) for verdict in (True, False, None))
+        pairs = zip(verdicts, read_known_labels(self.questions), strict=True)
+        n_right = sum(verdict == is_known for verdict, is_known in pairs)
         return SelfAssessment(
             "free statement",
-            words="-",
+            words=NO_WORDS,
             n=len(verdicts),
-            accuracy=n_right / max(1, len(verdicts) - n_unreadable),
-            predicted_known=verdicts.count(True),
-            predicted_unknown=verdicts.count(False),
+            accuracy=n_right / max(1, n_known + n_unknown),
+            predicted_known=n_known,
+            predicted_unknown=n_unknown,
             unreadable=n_unreadable,
         )
 
@@ -291,7 +292,7 @@ class SelfAssessor:
         return [parse_verdict(samples[0].text) for samples in replies]
 
     def _score(self, gate: Gate) -> Sequence[float]:
-        """Return the gate's need for retrieval of each question (1 = retrieve)."""
+        """Return for each question the need for retrieval, as the gate scores it (0 = the LLM knows, 1 = retrieve)."""
         readings = read_questions(self.model, [gate], self.questions, self.prompts)
         return score_questions(gate, self.questions, readings)
 
@@ -300,16 +301,15 @@ class SelfAssessor:
 
         Args:
             method: Name of the method, for the table.
-            words: Words with which the LLM answers, for the table.
+            words: The two words that the LLM answers with, such as 'true/false', for the table.
             needs: Need of each question, from 0 (the LLM knows) to 1.
             threshold: A question with a need at or below this value is predicted to be known.
         """
         known = np.array(read_known_labels(self.questions))
         predicted_known = np.array(needs) <= threshold
         accuracy = float((predicted_known == known).mean())
-        n_known = int(predicted_known.sum())
-        n_unknown = len(known) - n_known
-        return SelfAssessment(method, words, len(known), accuracy, n_known, n_unknown, auroc(~known, np.array(needs)))
+        counts = {"predicted_known": int(predicted_known.sum()), "predicted_unknown": int((~predicted_known).sum())}
+        return SelfAssessment(method, words, len(known), accuracy, auroc=auroc(~known, np.array(needs)), **counts)
 
 
 def read_known_labels(questions: Sequence[Question]) -> list[bool]:

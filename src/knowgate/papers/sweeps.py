@@ -66,7 +66,7 @@ def _build_decision_table(
 ) -> TextTable:
     """Build a table of the quality of several decision rules.
 
-    The last row decides the same for every question.
+    The last row is a baseline, which makes the more frequent right decision for every question.
 
     Args:
         table: The graded questions.
@@ -234,8 +234,8 @@ def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
 
     Args:
         model: Options of the fit function, whose types say which values are texts.
-        text: The options. The value of an option that is not a text is written as in JSON; 'True' is also accepted.
-            A value that is not JSON stays a text.
+        text: The options. The value of an option that is not a text is parsed as JSON, in upper or lower case ('True' or
+            'true'). If that fails, the value stays a text.
     """
     hints = get_type_hints(model)
     options: dict[str, Any] = {}

@@ -281,7 +281,7 @@ class AdaptiveRAG:
             retriever=self.retriever.fingerprint if self.retriever else None,
             k=self.k,
             max_tokens=self.max_tokens,
-            open_prompts=self.prompts.open_fingerprint,
+            open_prompts=self.prompts.open_book_fingerprint,
             reranker=self.reranker.fingerprint if self.reranker else None,
             candidates=RERANK_CANDIDATES,
             reranks_sometimes=self.rerank_margin is not None,
@@ -417,12 +417,12 @@ class AdaptiveRAG:
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer questions with their passages.
 
-        With `prompts.sentences`, an answer that is not in the passages is replaced by their best sentence.
+        With `prompts.max_sentences`, an answer that is not in the passages is replaced by their best sentence.
         """
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
         if not tasks:
             return
-        if self.prompts.sentences is None:
+        if self.prompts.max_sentences is None:
             yield from generate(self.model, tasks, self.max_tokens)
             return
         execution.generate_batch(self.model, tasks, self.max_tokens)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from knowgate.core.text import tokenize
-from knowgate.data.history.entries import MAX_QUESTION_CHARS
+from knowgate.data.history.entries import MAX_QUESTION_CHARS, is_too_long
 from knowgate.errors import BadInput
 from knowgate.gates.rules.rule_set import load_rules
 from knowgate.models.prompts.questions import REFERENCE_PATTERN, Exchange, build_condense_prompt, is_follow_up
@@ -147,11 +147,13 @@ def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], 
     last_role, question = chat[-1] if chat else ("", "")
     if last_role != "user":
         raise BadInput("the last message must be a question of the user: {'role': 'user', 'content': '...'}.")
-    exchanges = []
-    for (role, text), (next_role, reply) in itertools.pairwise(chat):
-        is_question = role == "user" and len(text) <= MAX_QUESTION_CHARS
-        if is_question and next_role == "assistant":
-            exchanges.append(Exchange(text, reply[:MAX_ANSWER_CHARS]))
+    answered = [
+        Exchange(text, reply[:MAX_ANSWER_CHARS])
+        for (role, text), (next_role, reply) in itertools.pairwise(chat)
+        if role == "user" and next_role == "assistant"
+    ]
+    # Only the last ones are checked, because a chat can have thousands, and normalizing a text takes milliseconds.
+    exchanges = [exchange for exchange in answered[-MAX_EXCHANGES:] if not is_too_long(exchange.question)]
     return _rewrite_question(model, exchanges, question, id)
 
 

@@ -149,11 +149,11 @@ class EndpointApp:
                 )
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check the API key, receive the request body, and run the handler. GET and HEAD requests need no free slot."""
+        """Check the API key, receive the request body, and run the handler in a slot, if the endpoint needs one."""
         try:
             key = self._authenticate(request, trace)
             await self.service.count_requests(key)
-            if request.method in ("GET", "HEAD"):  # health checks and metrics must work under full load, too
+            if not self.endpoint.needs_slot:
                 return await self._run_handler(request, trace)
             client = identify_client(request, key)
             if request.method == "POST":

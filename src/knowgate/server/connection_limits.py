@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from functools import partial
 from typing import Any
 
 import httptools
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from knowgate.server.load_limits import LimitedLog
@@ -30,6 +31,7 @@ MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses
 LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
+REQUESTS_PER_TURN = 16  # requests of an address that start in one iteration of the event loop
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
 
 
@@ -39,6 +41,34 @@ class AddressConnections:
     def __init__(self) -> None:
         self.open: set[LimitedHttpProtocol] = set()
         self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
+        self._starts = 0  # requests that started in this iteration of the event loop
+        self._turns: deque[asyncio.Future[None]] = deque()  # of the requests that wait for a later iteration
+
+    async def wait_for_turn(self) -> None:
+        """Wait until a request of this address may start.
+
+        Without this limit, an address with hundreds of connections would fill each iteration of the event loop for a
+        second, and other clients need several iterations to connect and to be answered.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._starts:
+            loop.call_soon(self._start_iteration)
+        if self._starts < REQUESTS_PER_TURN:
+            self._starts += 1
+            return
+        turn = loop.create_future()
+        self._turns.append(turn)
+        await turn
+
+    def _start_iteration(self) -> None:
+        """Let the requests start that have waited longest. Called in the next iteration of the event loop."""
+        self._starts = min(REQUESTS_PER_TURN, len(self._turns))
+        for _ in range(self._starts):
+            turn = self._turns.popleft()
+            if not turn.done():  # else its task was cancelled
+                turn.set_result(None)
+        if self._starts:
+            asyncio.get_running_loop().call_soon(self._start_iteration)
 
     def evict(self, now: float) -> None:
         """Close the oldest waiting connection, if there are too many. Very new connections stay open."""
@@ -74,6 +104,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._ends_with_connection = False  # whether the end of the connection marks the end of the current response
         self._responded_early = False  # whether a response started before the body of its request was complete
         self._address = ""
+        self.app = partial(self._run_in_turn, self.app)
         # All connections of a server process share its state, so the connections by address are stored there.
         shared = vars(self.server_state)
         self._addresses: defaultdict[str, AddressConnections] = shared.setdefault(
@@ -104,6 +135,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not connections.open:
             del self._addresses[self._address]
         super().connection_lost(exc)
+
+    async def _run_in_turn(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request when it is the turn of its client address."""
+        if self._address in self._addresses:  # otherwise all its connections have been closed
+            await self._addresses[self._address].wait_for_turn()
+        await app(scope, receive, send)
 
     # --- headers ----------------------------------------------------------------------------------
 

@@ -61,6 +61,12 @@ class Endpoint:
     is_public: bool = False
     needs_admin: bool = False
 
+    @property
+    def needs_slot(self) -> bool:
+        """Whether a request counts as in progress. Health checks, metrics and pages must work under full load, too."""
+        is_page = self.is_public or self.needs_admin or self.path == "/metrics"
+        return self.method != "GET" or not is_page
+
 
 def _describe_models(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Return the JSON schema of each request and response model, by its name."""

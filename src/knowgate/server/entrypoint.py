@@ -159,6 +159,7 @@ def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
 
     return {
         "http": LimitedHttpProtocol,
+        "loop": "asyncio",  # uvloop accepts one connection per iteration, so a busy client would keep out others
         "log_level": "warning",
         "access_log": False,
         "proxy_headers": False,

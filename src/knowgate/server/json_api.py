@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -20,6 +20,8 @@ RequestType = TypeVar("RequestType", bound=BaseModel)
 MAX_JSON_VALUES = 50_000  # maximum number of values in a request on which a gate decides
 # A larger body is parsed in a thread, so that other requests do not wait for it, and its memory is reserved.
 LARGE_BODY_BYTES = 64 << 10
+MAX_INLINE_VALUES = 5_000  # a body with more JSON values is parsed in a thread, too
+MAX_FIELDS = 20  # of an object that rejects unknown fields
 JSON_SEPARATORS = (b",", b"[", b"{")
 load_json = partial(json.loads, object_hook=keep_object)  # lets other threads run, unlike `json.loads`
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -172,6 +174,11 @@ def count_json_values(body: bytes, limit: int) -> int:
     return sum(map(outside_strings.count, JSON_SEPARATORS))
 
 
+def is_large(body: bytes) -> bool:
+    """Return whether parsing a body takes so long that it must not delay other requests."""
+    return len(body) > LARGE_BODY_BYTES or count_json_values(body, MAX_INLINE_VALUES) > MAX_INLINE_VALUES
+
+
 def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[str, Any]:
     """Parse a request body that must be a JSON object.
 
@@ -193,6 +200,16 @@ def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[st
     return value
 
 
+def _check_field_count(value: Any) -> Any:
+    """Reject an object with many fields. Otherwise an error would be built for each unknown one."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"the object has more than {MAX_FIELDS} fields")
+    return value
+
+
+FieldLimit = BeforeValidator(_check_field_count)
+
+
 def parse_request(model: type[RequestType], body: Mapping[str, Any]) -> RequestType:
     """Validate a request body against its pydantic model.
 
@@ -202,7 +219,7 @@ def parse_request(model: type[RequestType], body: Mapping[str, Any]) -> RequestT
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        detail = error.errors()[0]
+        detail = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in detail["loc"]) or "body"
         code = INVALID_FIELD_CODES.get(path.partition(".")[0], "invalid_type")
         raise ApiError(400, f"'{path[:80]}' is invalid: {describe_requirement(detail)}.", code) from None

@@ -12,9 +12,9 @@ from typing_extensions import TypedDict
 
 from knowgate.core.options import option
 from knowgate.data.history.entries import MAX_QUESTION_CHARS, is_too_long
+from knowgate.server.json_api import FieldLimit
 
-MAX_DECIDED_QUESTIONS, MAX_RERANKED_DOCUMENTS = 256, 1000
-MAX_FEEDBACK_CHARS = 10_000
+MAX_DECIDED_QUESTIONS, MAX_RERANKED_DOCUMENTS, MAX_FEEDBACK_CHARS = 256, 1000, 10_000
 MAX_FILTER_PATTERNS, MAX_PATTERN_CHARS = 32, 200
 TOO_LONG = f"the question has more than {MAX_QUESTION_CHARS:,} characters after Unicode normalization"
 
@@ -36,9 +36,11 @@ def _check_length(question: str) -> str:
 QuestionLength = Field(min_length=1, max_length=MAX_QUESTION_CHARS)
 UncheckedQuestion = Annotated[str, QuestionLength, AfterValidator(_check_not_blank)]  # not checked: normalized length
 QuestionText = Annotated[UncheckedQuestion, AfterValidator(_check_length)]
+# fail_fast: only the first error is reported, and each one takes time to build.
+QuestionList = Annotated[list[UncheckedQuestion], Field(min_length=1, max_length=MAX_DECIDED_QUESTIONS, fail_fast=True)]
 TextOrList = str | list[Any]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
-PatternList = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)]
+PatternList = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS, fail_fast=True)]
 _LIST_MAKER = BeforeValidator(lambda value: [value] if isinstance(value, str) else value, PatternList | Pattern)
 Patterns = Annotated[PatternList, _LIST_MAKER]
 
@@ -47,7 +49,6 @@ class PassageFilter(BaseModel):
     """Filter of a search. The id and the title of a passage must each match one of the patterns, such as `hr/*`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
     id: Patterns = ("*",)
     title: Patterns = ("*",)
 
@@ -64,7 +65,7 @@ class GateRequest(BaseModel):
     max_loss: float | None = option(
         None, "Retrieve unless the gate guarantees that skipping loses at most this share of answers.", ge=0, le=1
     )
-    filter: Annotated[PassageFilter, Field(strict=False)] | None = None
+    filter: Annotated[PassageFilter, Field(strict=False), FieldLimit] | None = None
 
 
 class ApiRequest(BaseModel):
@@ -83,7 +84,7 @@ class GatedRequest(ApiRequest):
     )
     stream: bool | None = None
     user: str | None = option(None, "Identifies the end user, who always gets the same gate of an A/B test.")
-    knowgate: GateRequest | None = None
+    knowgate: Annotated[GateRequest, FieldLimit] | None = None
 
 
 class ChatMessage(TypedDict):
@@ -98,7 +99,7 @@ class ChatMessage(TypedDict):
 class ChatRequest(GatedRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
 
 
 class LocalChatRequest(ChatRequest):
@@ -124,8 +125,8 @@ class DecideRequest(GatedRequest):
     """Body of POST /v1/decide. Exactly one of `question`, `questions` and `messages` is required."""
 
     question: QuestionText | None = None
-    questions: list[UncheckedQuestion] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    questions: QuestionList | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
 
 
 class RerankDocument(ApiRequest):
@@ -138,7 +139,7 @@ class RerankRequest(ApiRequest):
     """Body of POST /v1/rerank, in the same format as in the APIs of Cohere and Jina."""
 
     query: QuestionText
-    documents: list[str | RerankDocument] = Field(min_length=1, max_length=MAX_RERANKED_DOCUMENTS)
+    documents: list[str | RerankDocument] = Field(min_length=1, max_length=MAX_RERANKED_DOCUMENTS, fail_fast=True)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool | None = None
 

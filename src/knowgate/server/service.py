@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,15 +15,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from knowgate.models.backend import FairExecutor
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server import json_api, load_limits, schemas
-from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
+from knowgate.server.auth.access_control import AccessPolicy, RateLimiter, check_question_rate
 from knowgate.server.auth.api_keys import ApiKey
-from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates, rerank_documents
+from knowgate.server.chat.decisions import answer_prompt, decide_questions, rerank_documents, write_model_list
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
-from knowgate.server.chat.request_options import MODEL_PREFIX
 from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
 from knowgate.server.database import STORE_ERRORS
 from knowgate.server.learning.answers import delete_from_history
@@ -31,10 +32,11 @@ from knowgate.server.load_limits import UPLOAD_FACTOR, RequestSlots, UploadBudge
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog
-from knowgate.server.telemetry.metrics import ServerMetrics
+from knowgate.server.telemetry.metrics import ServerMetrics, SharedCall
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, SnapshotExchange, read_worker_problem
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
+from knowgate.server.upstream.client import MAX_ACCOUNTS
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -78,8 +80,10 @@ class Service:
         self.active_requests = RequestSlots(options.waiting, max_per_client)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self.upload_budget = UploadBudget(options.largest_body)
-        self._parser_lock = asyncio.Lock()
+        self._parser_thread = FairExecutor(1)  # only one, because threads that parse slow down the event loop
         self._deletion_lock = load_limits.FairLock()
+        self._readiness = SharedCall[schemas.ReadyResponse]()
+        self._model_lists: defaultdict[tuple[str, ...], SharedCall[bytes]] = defaultdict(SharedCall)  # by account
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
         if options.otel:
             self.spans = RequestSpans(create_tracer_provider(), includes_questions=options.keep_questions)
@@ -153,6 +157,7 @@ class Service:
             await self.learner.close()
         self.gate_service.make_closer()()
         self.snapshot.times.clear()  # the counts outlive this worker, but its times are no longer the latest
+        self._parser_thread.shutdown(wait=False, cancel_futures=True)
         await self.snapshot_exchange.close()
         for component in (self.decision_log, self.metrics, self.spans, self.rate_limiter):
             if component is not None:
@@ -217,18 +222,6 @@ class Service:
         if key is not None and self.rate_limiter is not None and count > 0:
             await self.rate_limiter.admit(key, count)
 
-    async def _count_questions(self, key: ApiKey | None, count: int) -> None:
-        """Count each question of POST /v1/decide as a request. The first one is already counted.
-
-        Raises:
-            ApiError: 400 if there are more questions than the key may ever ask in a minute, 429 if it has used up its
-                requests per minute, 503 if they cannot be counted.
-        """
-        if key is not None and key.rate is not None and count > key.rate:
-            message = f"this API key allows {key.rate} questions per minute. Send at most {key.rate} questions at once."
-            raise json_api.ApiError(400, message, "rate")
-        await self.count_requests(key, count - 1)
-
     async def receive_body(self, request: Request, client: str) -> None:
         """Wait for the body of a request, and keep it. Slow uploads do not count as active requests.
 
@@ -243,12 +236,12 @@ class Service:
             )
 
     async def read_request(self, request: Request, max_values: int = json_api.MAX_JSON_VALUES) -> dict[str, Any]:
-        """Return the received body of a request as a JSON object. Large bodies are parsed in a thread."""
+        """Return the received body of a request as a JSON object. Large ones are parsed in a thread; keys take turns."""
         raw_body: bytes = request.state.body
-        if len(raw_body) <= json_api.LARGE_BODY_BYTES:
+        if not json_api.is_large(raw_body):
             return json_api.parse_json_object(raw_body, max_values)
-        async with self._parser_lock:  # one at a time, because parallel parsing would slow down the event loop
-            return await asyncio.to_thread(json_api.parse_json_object, raw_body, max_values)
+        parse = partial(json_api.parse_json_object, raw_body, max_values)
+        return await run_while_connected(request, load_limits.run_in_thread(self._parser_thread, parse))
 
     @property
     def deadline(self) -> float:
@@ -292,7 +285,8 @@ class Service:
         body = await self.read_request(request)
         questions = body.get("questions")
         if isinstance(questions, list):
-            await self._count_questions(request.state.key, len(questions))
+            check_question_rate(request.state.key, len(questions))
+            await self.count_requests(request.state.key, len(questions) - 1)  # the first one is already counted
         work = decide_questions(self.gate_service, self.forwarder, body, request.headers, trace)
         return json_api.json_response(await run_while_connected(request, work), headers=trace.headers)
 
@@ -307,15 +301,13 @@ class Service:
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with all LLMs, and knowgate/GATE for each selectable gate."""
-        names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in list_selectable_gates(self.gate_service))]
-        models: list[dict[str, Any]] = []
-        if self.forwarder is not None:
-            models = await self.forwarder.upstream.list_models(request.headers)
-        else:
-            names.insert(0, self.gate_service.rag.model.name)
-        created = int(time.time())
-        models += [{"id": name, "object": "model", "created": created, "owned_by": "knowgate"} for name in names]
-        return json_api.json_response(schemas.ModelList(object="list", data=models))
+        account = () if self.forwarder is None else self.forwarder.upstream.get_account(request.headers)
+        if len(self._model_lists) == MAX_ACCOUNTS:
+            self._model_lists.clear()
+        content = await self._model_lists[account].run(
+            partial(write_model_list, self.gate_service, self.forwarder, request.headers)
+        )
+        return Response(content, media_type="application/json")
 
     # --- the decision log -------------------------------------------------------------------------
 
@@ -412,6 +404,11 @@ class Service:
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /ready: whether the server works, with its problems. Status 503 means not ready."""
+        readiness = await self._readiness.run(self._check_readiness)
+        return json_api.json_response(readiness, 200 if readiness.ready else 503)
+
+    async def _check_readiness(self) -> schemas.ReadyResponse:
+        """Return whether the server can answer requests, with its problems."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         can_read_keys = self.access_policy.list_keys() is not None
         is_ready = states.get("upstream") != "open" and can_read_keys
@@ -423,10 +420,9 @@ class Service:
             problems.append("the file of API keys cannot be read")
         problems += self._list_component_problems()
         gate, stale = self.gate_service.rag.gate.name, self.gate_service.staleness
-        readiness = schemas.ReadyResponse(
+        return schemas.ReadyResponse(
             ready=is_ready, breakers=states, gate=gate, stale=stale, degraded=problems, lost_decisions=lost
         )
-        return json_api.json_response(readiness, 200 if is_ready else 503)
 
     def _list_component_problems(self) -> list[str]:
         """Return the problems of the rate limiter, the learner and the worker processes."""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from knowgate.core.validation import MAX_DEPTH, check_parsed_value
+from knowgate.core.validation import MAX_DEPTH, check_json_depth
 from knowgate.errors import BadInput
 from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, dump_json, load_json, replace_non_finite
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
@@ -296,7 +296,7 @@ def check_chunk(line: bytes) -> None:
         return
     try:
         value = load_json(line[len(b"data:") :])
-        check_parsed_value(value, "the event", allow_surrogates=True)
+        check_json_depth(line.decode(errors="replace"), "the event")
     except (RecursionError, BadInput):
         raise InvalidResponse(f"an event is nested more than {MAX_DEPTH} levels deep") from None
     except ValueError:

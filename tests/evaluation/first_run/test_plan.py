@@ -42,7 +42,7 @@ def test_enough_questions_are_no_warning():
     reporter = Reporter()
     report_plan(100, 0.05, reporter)
     assert not reporter.warnings
-    assert "240 could prove a gate that is trained on them; 500, a policy." in reporter.messages[0]
+    assert "240 could prove it for a gate trained on them; 500, for a policy." in reporter.messages[0]
     report_plan(500, 0.05, reporter)
     assert reporter.messages[1].endswith("if few are lost.")
 

@@ -69,7 +69,7 @@ def test_empty_intervals_are_shown_as_such(tmp_path):
 def test_failures_and_missing_gold_answers_are_counted(tmp_path):
     rows = [row("a", side(None, None), answers=()), row("b", error="timeout")]
     text = shown(write_run(tmp_path / "a", rows))
-    assert "1 (no mastery)" in line(text, "without gold answers")
+    assert "1 (their mastery is unknown)" in line(text, "without gold answers")
     assert "1: 1 × timeout" in line(text, "failed")
 
 

@@ -43,6 +43,6 @@ def test_a_gate_that_is_worth_a_try_names_its_doubt_in_the_first_sentence(doubt,
 def test_how_often_chance_gets_the_verdict_is_told_for_gates_that_were_chosen_here():
     chance = "Of 400 evaluations with shuffled scores, {} got this verdict, so this one {}."
     assert _describe_chance(DOUBTFUL) == chance.format(108, "may be chance, too")
-    assert _describe_chance(replace(DOUBTFUL, level="use")) == chance.format(3, "is hardly chance")
+    assert _describe_chance(replace(DOUBTFUL, level="use")) == chance.format(3, "is probably not chance")
     assert not _describe_chance(replace(DOUBTFUL, agreeing_folds=0))  # nothing was chosen
     assert not _describe_chance(replace(DOUBTFUL, gate="never"))

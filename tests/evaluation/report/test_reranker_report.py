@@ -16,7 +16,7 @@ def good(rows):
 def test_a_reranker_that_ranks_better_is_worth_a_try_until_answers_show_it():
     verdict = build_reranker_verdict(compare_rerankers([held(many())], {"good": good(many())}))
     assert (verdict.level, verdict.best) == ("try", "good")
-    assert "puts a passage that helps first for 100.0 %, the retriever for 0.0 %: +100.0 points" in verdict.sentences[0]
+    assert "ranks a helpful passage first for 100.0 %, the retriever for 0.0 %: +100.0 points" in verdict.sentences[0]
     assert "name one in `model` to see whether answers improve" in verdict.sentences[1]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from knowgate.core.text import MAX_ANSWER_CHARS, cut_answer
 from knowgate.errors import BadSetting
-from knowgate.gates.arbiters import load_arbiter
+from knowgate.gates.arbiters import abstention, load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER, RulesArbiter, answers_agree
 from tests.support.pairs_by_hand import both
 
@@ -90,6 +90,15 @@ def test_the_start_of_an_answer_is_streamed_once_it_does_not_abstain():
     assert not RULES_ARBITER.accepts_beginning(
         "The passages do not mention it. However, " + "there is more to say about it " * 5
     )
+
+
+def test_of_a_beginning_only_the_window_is_read(monkeypatch):
+    assert RULES_ARBITER.phrases  # reads them now
+    read = []
+    monkeypatch.setattr(abstention, "normalize", lambda text: read.append(text) or text)
+    monkeypatch.setattr(abstention, "join_tokens", lambda text: read.append(text) or text)
+    RULES_ARBITER.accepts_beginning("I don't know " + "\ufdfa" * 20_000)
+    assert {len(text) for text in read} == {abstention.ABSTENTION_WINDOW}
 
 
 def test_only_the_beginnings_of_very_long_answers_are_compared():

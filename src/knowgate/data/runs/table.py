@@ -94,8 +94,11 @@ class LabelTable(LabelColumns):
         return self.final_right if self.has_open_book_answer.any() else None
 
     @property
-    def always_right(self) -> BoolArray:
-        """Whether the answer of always retrieving is right. If no row has an open-book answer, the closed-book one counts."""
+    def retrieved_right(self) -> BoolArray:
+        """Whether each answer is right if passages are always retrieved.
+
+        If no row has an open-book answer, the closed-book answers count.
+        """
         return self.closed_book_right if self.open_book_right is None else self.open_book_right
 
     @property

@@ -49,7 +49,7 @@ RECORD_KEYS = {  # attributes of `GateChoice` -> keys of the progress file, whic
     "alternatives": "others",
     "explanations": "said",
 }
-ALLOWED_MEAN_LOSS = 0.01  # the loss that is seen may not be larger; the loss that is proven is `max_loss`
+ALLOWED_MEAN_LOSS = 0.01  # limit of a policy's measured loss; its upper confidence bound is limited by `max_loss`
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class CalibratedCandidate(NamedTuple):
     @property
     def is_useful(self) -> bool:
         """Whether the gate skips enough searches at a proven threshold."""
-        is_proven = self.calibration.threshold != ALWAYS_RETRIEVE  # the threshold if nothing can be proven
+        # If nothing can be proven, the threshold is ALWAYS_RETRIEVE.
+        is_proven = self.calibration.threshold != ALWAYS_RETRIEVE
         return is_proven and self.skip_rate >= MIN_SKIP_RATE
 
 
@@ -225,7 +226,7 @@ class GateSelector:
     # --- choice -----------------------------------------------------------------------------------
 
     def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
-        """Choose the threshold of a gate that skips most searches and provably loses few answers.
+        """Choose the threshold at which a gate skips most searches and still provably loses few answers.
 
         Returns None, and explains it, if nothing can be proven.
 
@@ -238,13 +239,13 @@ class GateSelector:
             reason = describe_required_questions(n, self.max_loss, delta)
         else:
             try:
-                # Calibrates on all these questions. The threshold is measured later, on the part 'test', which is not among them.
+                # `held_out` is 0: all these questions calibrate, because the part 'test' measures the threshold later.
                 options = {"max_loss": self.max_loss, "confidence": 1 - delta, "out": candidate.folder, "held_out": 0}
                 calibration = calibrate(candidate.gate, candidate.runs, **options)
                 return CalibratedCandidate(candidate, calibration)
             except KnowgateError as error:
                 reason = str(error)
-        self.explanations.append(f"Of {candidate.description} nothing is proven: {reason}")
+        self.explanations.append(f"Nothing is proven for {candidate.description}: {reason}")
         return None
 
     def _choose(self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate]) -> GateChoice:
@@ -254,16 +255,14 @@ class GateSelector:
             calibrated: Candidates whose threshold was calibrated.
             candidates: All candidates that were tried.
         """
-        tried = [str(each.folder) if each.folder and each.folder.is_dir() else each.gate for each in candidates]
-        useful = []
-        for each in calibrated:
-            if each.is_useful:
-                useful.append(each)
-            else:
-                self.explanations.append(f"Of {each.candidate.description}: {_explain_useless(each)}")
+        tried = [str(item.folder) if item.folder and item.folder.is_dir() else item.gate for item in candidates]
+        for result in calibrated:
+            if not result.is_useful:
+                self.explanations.append(f"Of {result.candidate.description}: {_explain_useless(result)}")
+        useful = [result for result in calibrated if result.is_useful]
         if not useful:
             return GateChoice(alternatives=tried, explanations=self.explanations)
-        return self._make_choice(max(useful, key=lambda each: each.skip_rate), tried)
+        return self._make_choice(max(useful, key=lambda result: result.skip_rate), tried)
 
     def _make_choice(self, best: CalibratedCandidate, tried: Sequence[str]) -> GateChoice:
         """Describe the choice of the best gate. The other tried gates are its alternatives."""
@@ -289,7 +288,7 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
 
     Returns:
         The policy or, if it is not proven to lose few answers, the choice to always retrieve. None if there are too few
-        graded questions or fitting fails: then a gate is selected instead.
+        graded questions, or if fitting fails. The caller then selects a gate instead.
     """
     runs = labeled.runs("fit", "calibration")
     n = count_graded_questions(runs)
@@ -297,6 +296,7 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
         return None
     reporter.say(f"Fitting a policy on {n} questions: gate, arbiter and threshold together. This takes some minutes.")
     try:
+        # The measured loss must be small. The proven upper bound of the loss may be as large as the user allows.
         policy = fit_policy(
             runs,
             out=options.out / POLICY_FOLDER,

@@ -61,10 +61,10 @@ class LabelRound:
 
 @dataclass(frozen=True)
 class LabelRounds:
-    """All rounds of labeling.
+    """All rounds of labeling. The questions of each round get a label run of their own.
 
     Attributes:
-        rounds: The rounds in order. A later run with more questions adds some.
+        rounds: The rounds in order. A later run with more questions adds rounds.
     """
 
     rounds: tuple[LabelRound, ...] = ()
@@ -72,17 +72,17 @@ class LabelRounds:
     @property
     def n_questions(self) -> int:
         """Number of questions in all rounds."""
-        return sum(len(each.ids) for each in self.rounds)
+        return sum(len(label_round.ids) for label_round in self.rounds)
 
     def add(self, questions: Sequence[Question]) -> LabelRounds:
-        """Return the rounds plus new ones for questions not labeled yet."""
-        labeled = {question_id for each in self.rounds for question_id in each.ids}
+        """Return these rounds, followed by new rounds for the questions that are in none of them."""
+        labeled = {question_id for label_round in self.rounds for question_id in label_round.ids}
         added = []
         for part, members in split_into_parts(questions).items():
-            ids = tuple(question.id for question in members if question.id not in labeled)
-            number = 1 + sum(each.part == part for each in self.rounds)
-            if ids:
-                added.append(LabelRound(f"{part}-{number}", part, ids))
+            new_ids = tuple(question.id for question in members if question.id not in labeled)
+            number = 1 + sum(label_round.part == part for label_round in self.rounds)
+            if new_ids:
+                added.append(LabelRound(f"{part}-{number}", part, new_ids))
         return LabelRounds((*self.rounds, *added))
 
 
@@ -121,22 +121,17 @@ class LabeledParts:
 
     Attributes:
         folder: Folder that holds the label runs.
-        rounds: Which questions each label run has.
-        key: Identifies the inputs; results that depend on the labels are computed again if it changes.
+        rounds: The name, part and questions of each label run.
+        key: Identifies the labels. Results that depend on the labels are computed again if the key changes.
     """
 
     folder: Path
-    rounds: LabelRounds
+    rounds: tuple[LabelRound, ...]
     key: str
 
-    @property
-    def all_runs(self) -> list[Path]:
-        """Folders of all label runs."""
-        return self.runs(*QUESTION_PARTS)
-
     def runs(self, *parts: QuestionPart) -> list[Path]:
-        """List the folders of all label runs of the given parts."""
-        return [self.folder / each.name for each in self.rounds.rounds if each.part in parts]
+        """List the folders of the label runs of the given parts; of all parts if none is given."""
+        return [self.folder / item.name for item in self.rounds if item.part in (parts or QUESTION_PARTS)]
 
 
 def label_parts(
@@ -147,33 +142,35 @@ def label_parts(
     seed: int,
     reporter: ProgressReporter,
 ) -> LabeledParts:
-    """Record and grade the LLM's answers with and without passages.
+    """Record and grade the LLM's answers with and without passages, in one label run per round.
 
-    Calling again adds new questions and continues an interrupted run.
+    Calling again adds rounds for newly selected questions and continues an interrupted run.
     """
-    rounds = read_rounds(folder).add(questions.questions)
-    write_rounds(folder, rounds)
-    by_id = {question.id: question for question in questions.every}
+    all_rounds = read_rounds(folder).add(questions.selected)
+    write_rounds(folder, all_rounds)
+    # Earlier rounds may contain questions that are not selected now.
+    by_id = {question.id: question for question in questions.available}
     settings = {"model": model, "index": retriever, "samples": 0, "layers": LABEL_LAYERS, "seed": seed}
     n_before = 0  # number of questions in earlier rounds
 
     def show(progress: LabelProgress) -> None:
         pace = f"{progress.fresh / progress.seconds:.2f} questions/s" if progress.seconds else ""
-        reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
+        reporter.show("labeling", n_before + progress.done, all_rounds.n_questions, "questions", pace)
 
-    for each in rounds.rounds:
-        members = [by_id[id] for id in each.ids]
-        label(members, out=folder / each.name, **settings, retry_failed=True, on_progress=show)
+    for label_round in all_rounds.rounds:
+        members = [by_id[id] for id in label_round.ids]
+        label(members, out=folder / label_round.name, **settings, retry_failed=True, on_progress=show)
         n_before += len(members)
-    labeled = LabeledParts(folder, rounds, _make_label_key(folder, rounds))
+    labeled = LabeledParts(folder, all_rounds.rounds, _make_label_key(folder, all_rounds))
     return labeled if questions.has_gold else _grade_by_agreement(labeled)
 
 
-def _make_label_key(folder: Path, rounds: LabelRounds) -> str:
-    """Make a key that changes with the number of questions, and of those that were answered without an error."""
-    errors = [error for each in rounds.rounds for error in RunFolder(folder / each.name).done().values()]
+def _make_label_key(folder: Path, all_rounds: LabelRounds) -> str:
+    """Make a key that changes if the number of questions or of successfully answered questions changes."""
+    runs = [RunFolder(folder / label_round.name) for label_round in all_rounds.rounds]
+    errors = [error for run in runs for error in run.done().values()]
     n_answered = errors.count(None)  # None means that no error occurred
-    return sha256_text(folder.name, str(rounds.n_questions), str(n_answered))[:16]
+    return sha256_text(folder.name, str(all_rounds.n_questions), str(n_answered))[:16]
 
 
 def name_label_folder(questions: FirstRunQuestions, model: Model, retriever: Retriever, seed: int) -> str:
@@ -184,17 +181,23 @@ def name_label_folder(questions: FirstRunQuestions, model: Model, retriever: Ret
 
 
 def count_labeled(questions: FirstRunQuestions, folder: Path) -> int:
-    """Count the questions already labeled by an earlier run."""
-    runs = [RunFolder(folder / each.name) for each in read_rounds(folder).rounds if (folder / each.name).is_dir()]
+    """Count the selected questions that an earlier run has labeled without an error."""
+    runs = [
+        RunFolder(folder / label_round.name)
+        for label_round in read_rounds(folder).rounds
+        if (folder / label_round.name).is_dir()
+    ]
     done = {id for run in runs for id, error in run.done().items() if error is None}
-    return len(done & {question.id for question in questions.questions})
+    return len(done & {question.id for question in questions.selected})
 
 
 def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
-    """Copy all label runs, and grade answers by agreement. The answer with passages counts as right."""
-    for each in labeled.rounds.rounds:
-        grade_by_agreement(RunFolder(labeled.folder / each.name), labeled.folder / AGREEMENT_FOLDER / each.name)
-    return replace(labeled, folder=labeled.folder / AGREEMENT_FOLDER, key=f"{labeled.key} {AGREEMENT_FOLDER}")
+    """Copy all label runs into a subfolder, and grade the copies without gold answers: see `grade_by_agreement`."""
+    copies = labeled.folder / AGREEMENT_FOLDER
+    for label_round in labeled.rounds:
+        grade_by_agreement(RunFolder(labeled.folder / label_round.name), copies / label_round.name)
+    # With a key of their own, results of the original grades are not reused for the copies.
+    return replace(labeled, folder=copies, key=f"{labeled.key} {AGREEMENT_FOLDER}")
 
 
 def grade_by_agreement(run: RunFolder, out: Path) -> None:
@@ -202,11 +205,11 @@ def grade_by_agreement(run: RunFolder, out: Path) -> None:
 
     An answer without passages counts as right if the LLM gives the same answer with passages.
     """
-    # `run.settings()` adds 'depth' from the manifest, which is copied. 'hash' covers the grader, so it is computed again.
+    # Left out: 'depth', which is copied with the manifest below, and 'hash', which changes with the grader.
     settings = {key: value for key, value in run.settings().items() if key not in ("hash", "depth")}
     settings["grader"] = AGREEMENT_GRADER
     settings["hash"] = hash_settings(settings)
-    # `start` writes the version and the settings.
+    # Left out: the version and the settings, which `start` writes.
     manifest = {key: value for key, value in run.manifest().items() if key not in ("version", "settings")}
     with atomic_folder(out) as folder:
         copy = RunFolder(folder)
@@ -217,7 +220,7 @@ def grade_by_agreement(run: RunFolder, out: Path) -> None:
 
 
 def _regrade(row: LabelRow) -> LabelRow:
-    """Grade the answer with passages as right, and the other by its agreement with that answer."""
+    """Grade the answer with passages as right. The answer without passages is right if it agrees with that answer."""
     if row.error is not None or row.closed is None or row.open is None:
         return replace(row, grader=AGREEMENT_GRADER)
     agree = answers_agree(row)
@@ -265,16 +268,16 @@ def report_plan(n_questions: int, max_loss: float, reporter: ProgressReporter) -
     """Tell the user whether the number of questions is enough for a proof."""
     required = count_required_questions(max_loss)
     proposed = max(RECOMMENDED_QUESTIONS, required)
-    loss = f"that skipping loses at most {100 * max_loss:g} % of the answers"
+    claim = f"that skipping loses at most {100 * max_loss:g} % of the answers"
     if n_questions < required:
         reporter.warn(
-            f"{n_questions} questions cannot prove {loss}: that takes {required} or more, better {proposed}. This run only "
+            f"{n_questions} questions cannot prove {claim}: that takes {required} or more, better {proposed}. This run only "
             "measures; its settings will retrieve for every question."
         )
         return
-    message = f"{n_questions} questions can prove {loss}, if few are lost."
+    message = f"{n_questions} questions can prove {claim}, if few are lost."
     if n_questions < POLICY_QUESTIONS:
-        message += f" {proposed} could prove a gate that is trained on them; {POLICY_QUESTIONS}, a policy."
+        message += f" {proposed} could prove it for a gate trained on them; {POLICY_QUESTIONS}, for a policy."
     reporter.say(message)
 
 

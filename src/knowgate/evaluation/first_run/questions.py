@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,29 +45,29 @@ class FirstRunQuestions:
     """The questions of a first run.
 
     Attributes:
-        questions: The questions to label: the first ones of `every`, as many as the option `count` asks for.
-        every: All questions that the user gave or an LLM wrote, without duplicates.
+        selected: The questions to label: the first ones of `available`, as many as the option `count` asks for.
+        available: All questions that the user gave or an LLM wrote, without duplicates.
         source: Fingerprint of where the questions come from. Labels are reused as long as it stays the same.
     """
 
-    questions: list[Question]
-    every: list[Question]
+    selected: list[Question]
+    available: list[Question]
     source: str
 
     @property
     def has_more(self) -> bool:
         """Whether there are more questions than were requested."""
-        return len(self.every) > len(self.questions)
+        return len(self.available) > len(self.selected)
 
     @property
     def n_with_gold(self) -> int:
         """Number of questions with a gold answer."""
-        return sum(bool(list_gold_answers(question)) for question in self.questions)
+        return sum(bool(list_gold_answers(question)) for question in self.selected)
 
     @property
     def has_gold(self) -> bool:
         """Whether at least half of the questions have a gold answer; otherwise all are graded by agreement."""
-        return 2 * self.n_with_gold >= len(self.questions)
+        return 2 * self.n_with_gold >= len(self.selected)
 
 
 def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporter) -> FirstRunQuestions:
@@ -79,22 +79,22 @@ def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporte
     if len(distinct) < len(loaded):
         reporter.say(f"{len(loaded) - len(distinct)} duplicate questions are left out.")
     shuffled_keys = sorted(distinct, key=lambda key: hash_to_unit("first run", str(options.seed), key))
-    every = [distinct[key] for key in shuffled_keys]
-    questions = FirstRunQuestions(every[: options.count], every, fingerprint_questions(loaded))
+    available = [distinct[key] for key in shuffled_keys]
+    questions = FirstRunQuestions(available[: options.count], available, fingerprint_questions(loaded))
     reporter.say(_describe_questions(questions))
     return questions
 
 
 def _describe_questions(questions: FirstRunQuestions) -> str:
     """Say how many questions there are, and whether they have gold answers."""
-    n, total = len(questions.questions), len(questions.every)
+    n, total = len(questions.selected), len(questions.available)
     count = f"{n} of {total} questions" if n < total else f"{total} questions"
     with_gold = f"{count}, {questions.n_with_gold} of them with gold answers"
     if questions.has_gold:
         return f"{with_gold}."
     return (
-        f"{with_gold}, too few to use: the open-book answer counts as right, so the proof will be how rarely skipping "
-        "changes the answer."
+        f"{with_gold}, too few to grade with. Instead, the answer with passages counts as right, so the result will show "
+        "how rarely skipping changes the answer."
     )
 
 
@@ -122,8 +122,8 @@ def write_first_run_questions(
         _write_rows(folder, model, index, options, reporter)
     reporter.say(_describe_written(folder, model.name))
     _check_written(folder, model.name, min(MIN_WRITTEN_QUESTIONS, options.count))
-    every = folder.questions
-    return FirstRunQuestions(every[: options.count], every, source)
+    available = folder.questions
+    return FirstRunQuestions(available[: options.count], available, source)
 
 
 def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) -> None:
@@ -131,7 +131,7 @@ def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) ->
     n_usable = len(folder.questions)
     if n_usable < n_needed:
         raise BadInput(
-            f"{writer} wrote only {n_usable} usable questions, but at least {MIN_WRITTEN_QUESTIONS} are needed (see "
+            f"{writer} wrote only {n_usable} usable questions, but at least {n_needed} are needed (see "
             f"{folder.path / folder.rows_name}). Use a larger LLM as `writer`. Or write questions yourself, one per "
             "line, and set `questions` to that file."
         )
@@ -139,9 +139,9 @@ def _check_written(folder: WrittenQuestionFolder, writer: str, n_needed: int) ->
 
 def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
     """Say how many usable questions the model wrote, and why others were rejected."""
-    rejected, usable = Counter(row["refused"] for row in folder.written() if row["refused"]), len(folder.questions)
+    rejected, n_usable = Counter(row["refused"] for row in folder.written() if row["refused"]), len(folder.questions)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in rejected.most_common())
-    result = f"{model} wrote {usable} usable questions from {usable + rejected.total()} passages"
+    result = f"{model} wrote {n_usable} usable questions from {n_usable + rejected.total()} passages"
     note = f" (rejected: {reasons})" if reasons else ""
     return f"{result}{note}. Check some before you trust a figure: {folder.path / folder.rows_name}"
 
@@ -175,7 +175,7 @@ class WrittenQuestionFolder(RowFolder):
     @property
     def questions(self) -> list[Question]:
         """The usable questions, in the order they were written."""
-        return [_make_question(row) for row in self.written() if not row["refused"]]
+        return [_parse_row(row) for row in self.written() if not row["refused"]]
 
 
 def _write_rows(
@@ -183,44 +183,44 @@ def _write_rows(
 ) -> None:
     """Write one question per passage, until enough are usable or too many passages were tried."""
     rows, count = folder.written(), options.count
-    # Fingerprints of the usable questions. `_make_row` adds new ones to this set.
+    # Fingerprints of the usable questions. Writing a batch adds those of its usable questions.
     usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
     max_passages = max(MIN_PASSAGES, PASSAGES_PER_QUESTION * count)
-    n_to_try = 0 if len(usable) >= count else max_passages - len(rows)
+    n_to_try = max_passages - len(rows) if len(usable) < count else 0
     passages = iterate_passages_by_document(index, options.seed)
-    pending = _select_passages(passages, {row["id"] for row in rows}, n_to_try)
-    done, total = len(rows), len(rows) + len(pending)
+    placeholders = _select_passages(passages, {row["id"] for row in rows}, n_to_try)
+    done, total = len(rows), len(rows) + len(placeholders)
 
     def show() -> None:
         reporter.show("writing questions", done, total, "passages", f"{len(usable)} usable questions")
 
     show()
-    for batch in LocalRunner(largest=32).run(pending, lambda questions: _write_batch(model, questions, usable)):
-        folder.append_records(batch)
-        done += len(batch)
+    for new_rows in LocalRunner(largest=32).run(placeholders, lambda batch: _write_batch(model, batch, usable)):
+        folder.append_records(new_rows)
+        done += len(new_rows)
         show()
         if len(usable) >= count:
             return
 
 
-def _write_batch(model: Model, passages: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
+def _write_batch(model: Model, placeholders: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
     """Let the LLM write one question for each passage, and return the rows to store.
 
     Args:
         model: The LLM.
-        passages: Placeholder questions, each with a passage as its only context, because runners take questions.
-        seen: Fingerprints of usable questions so far; new ones are added.
+        placeholders: One placeholder per passage: a question whose only context is the passage.
+        seen: Fingerprints of the usable questions so far. The new ones are added.
     """
     is_local = model.depth > 0  # a local LLM continues a raw text, others answer a chat message
-    prompts = [build_question_prompt(passage.contexts[0], raw=is_local) for passage in passages]
+    prompts = [build_question_prompt(placeholder.contexts[0], raw=is_local) for placeholder in placeholders]
     texts = [samples[0].text for samples in model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)]
-    return [_make_row(passage, text, seen) for passage, text in zip(passages, texts, strict=True)]
+    return [_make_row(placeholder, text, seen) for placeholder, text in zip(placeholders, texts, strict=True)]
 
 
 def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: int) -> list[Question]:
-    """Return the first `limit` passages with row numbers not in `done`.
+    """Select the first `limit` passages whose row number is not in `done`, and return a placeholder for each.
 
-    Runners take questions, so each passage is wrapped in one.
+    A placeholder is a question whose only context is the passage, because `LocalRunner` accepts only questions.
     """
     selected: list[Question] = []
     for row, passage in passages:
@@ -259,29 +259,21 @@ def explain_rejection(question: str, answer: str, passage: Passage, seen: set[st
         passage: The passage that it was written from.
         seen: Fingerprints of earlier questions, to reject repetitions.
     """
-    return next(_find_problems(question, answer, passage, seen), "")
-
-
-def _find_problems(question: str, answer: str, passage: Passage, seen: set[str]) -> Iterator[str]:
-    """Yield every reason not to use a written question."""
     question_words, answer_words = tokenize(question), tokenize(answer)
-    is_question = question.endswith(("?", "？"))
-    if not MIN_QUESTION_WORDS <= len(question_words) <= MAX_QUESTION_WORDS or not is_question:
-        yield "no question that ends in '?'"
-    if not answer_words or len(answer_words) > MAX_ANSWER_WORDS:
-        yield "no short answer"
-    if PASSAGE_MENTION.search(question):
-        yield "it mentions the passage"
-    if contains_tokens(question_words, answer_words):
-        yield "it contains its answer"
+    is_question = MIN_QUESTION_WORDS <= len(question_words) <= MAX_QUESTION_WORDS and question.endswith(("?", "？"))
     grades = load_grader("contains").grade([passage.text], [Question(question, answers=(answer,))])
-    if not grades[0].correct:
-        yield "its answer is not in the passage"
-    if fingerprint_text_loosely(question) in seen:
-        yield "a repeated question"
+    problems = {
+        "no question that ends in '?'": not is_question,
+        "no short answer": not 0 < len(answer_words) <= MAX_ANSWER_WORDS,
+        "it mentions the passage": PASSAGE_MENTION.search(question),
+        "it contains its answer": contains_tokens(question_words, answer_words),
+        "its answer is not in the passage": not grades[0].correct,
+        "a repeated question": fingerprint_text_loosely(question) in seen,
+    }
+    return next((problem for problem, applies in problems.items() if applies), "")
 
 
-def _make_question(row: dict[str, Any]) -> Question:
+def _parse_row(row: dict[str, Any]) -> Question:
     """Make a question, marked as synthetic, from a stored row."""
     meta = {SYNTHETIC_KEY: True, "passage": row["passage"]}
     return Question(row["question"], id=f"written-{row['id']}", answers=(row["answer"],), meta=meta)

@@ -109,7 +109,7 @@ class _FirstRun:
         # Wrong options raise an error in this block, before any slow step. The progress file is then restored.
         with self.progress.record_options():
             loaded = load_first_run_questions(options, reporter) if options.questions else None
-            n_questions = len(loaded.questions) if loaded else options.count
+            n_questions = len(loaded.selected) if loaded else options.count
             labeling.report_plan(n_questions, options.max_loss, reporter)
             index = self._build_index()
             retriever = as_retriever(index)
@@ -119,10 +119,10 @@ class _FirstRun:
         labeled = self._label(questions, model, retriever)
         choice = self._select_gate(labeled, model)
         # Caveats are warnings about the results. The verdict says in words what the test questions show.
-        caveats = list_caveats([row for run in labeled.all_runs for row in RunFolder(run).rows()])
+        caveats = list_caveats([row for run in labeled.runs() for row in RunFolder(run).rows()])
         verdict = self._write_report(labeled, choice)
         config = self._write_config(choice, caveats)
-        example = questions.questions[0].text
+        example = questions.selected[0].text
         return FirstRunResult(choice, self._page, config, example, verdict, tuple(caveats), questions.has_more)
 
     @property
@@ -162,9 +162,9 @@ class _FirstRun:
         seed, reporter = self.options.seed, self.reporter
         folder = self.options.out / "labels" / labeling.name_label_folder(questions, model, retriever, seed)
         n_labeled = labeling.count_labeled(questions, folder)
-        labeling.report_label_time(questions.questions, n_labeled, model, retriever, reporter)
+        labeling.report_label_time(questions.selected, n_labeled, model, retriever, reporter)
         labeled = labeling.label_parts(questions, folder, model, retriever, seed, reporter)
-        labeling.check_label_runs(labeled.all_runs)
+        labeling.check_label_runs(labeled.runs())
         return labeled
 
     def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
@@ -177,7 +177,7 @@ class _FirstRun:
             return {"choice": choice.to_record()}
 
         inputs = (labeled.key, options.max_loss, ALWAYS_RETRIEVE_GATE)
-        result = self.progress.run_step("gate", inputs, work, self._list_gate_folders)
+        result = self.progress.run_step("gate", inputs, work, outputs=self._list_gate_folders)
         return GateChoice.from_record(result["choice"])
 
     def _list_gate_folders(self, result: dict[str, Any]) -> list[Path]:
@@ -194,22 +194,25 @@ class _FirstRun:
             return {"verdict": write_first_report(labeled, choice, self._page.parent, self.options.max_loss)}
 
         inputs = (labeled.key, self.options.max_loss, choice.gate, choice.threshold)
-        return str(self.progress.run_step("report", inputs, work, lambda result: [self._page])["verdict"])
+        return str(self.progress.run_step("report", inputs, work, outputs=lambda result: [self._page])["verdict"])
 
     def _write_config(self, choice: GateChoice, caveats: list[str]) -> Path:
-        """Write the settings file and return its path. A file changed by the user is kept, with a warning."""
+        """Write the settings and return the path of their file.
+
+        If the user wrote or changed that file, it stays as it is. The settings then go to the output folder.
+        """
         config = self.options.config
         written_before = self.progress.steps.get("settings", {}).get("hash", "")
         may_overwrite = not config.exists() or hash_config(config) == written_before
-        file = config if may_overwrite else self.options.out / "knowgate.toml"
-        write_text(file, render_config(self.options, choice, caveats))
-        load_settings(file)  # fails at once if we wrote something invalid
-        if file == config:
-            self.progress.steps["settings"] = {"hash": hash_config(file)}
+        target = config if may_overwrite else self.options.out / "knowgate.toml"
+        write_text(target, render_config(self.options, choice, caveats))
+        load_settings(target)  # fails at once if we wrote something invalid
+        if target == config:
+            self.progress.steps["settings"] = {"hash": hash_config(target)}
             self.progress.save()
         else:
             self.reporter.warn(f"{config} was not written by this first run and stays as it is.")
-        return file
+        return target
 
 
 # --- report ---------------------------------------------------------------------------------------
@@ -229,9 +232,10 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
 
 
 def _evaluate_choice(choice: GateChoice, runs: list[Path], max_loss: float) -> Evaluation:
-    """Evaluate the chosen gate, the gates that were not chosen, and all gates that the runs allow."""
-    others = [*(gate for gate in choice.alternatives if Path(gate).is_dir()), "auto"]
-    if choice.threshold is None:  # the folder of the chosen gate stores its threshold and guarantee
+    """Evaluate the chosen gate, the fitted gates that were not chosen, and all gates that need no fitting."""
+    not_chosen = [gate for gate in choice.alternatives if Path(gate).is_dir()]
+    others = [*not_chosen, "auto"]  # 'auto' stands for all gates that the recorded answers suffice for
+    if choice.threshold is None:  # a fitted gate, whose folder stores its threshold and guarantee
         chosen = [choice.gate] if choice.gate != ALWAYS_RETRIEVE_GATE else []
         return evaluate([*chosen, *others], runs, drop_seen=True)
     name = f"{choice.gate} (chosen)"
@@ -244,7 +248,7 @@ def _evaluate_choice(choice: GateChoice, runs: list[Path], max_loss: float) -> E
 def _describe_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
     """Say how many answers are right: with the gate, always retrieving, and without passages."""
     table = evaluation.table
-    always, never = int(table.always_right.sum()), int(table.closed_book_right.sum())
+    always, never = int(table.retrieved_right.sum()), int(table.closed_book_right.sum())
     baselines = f"{always} with retrieval for each, {never} from memory"
     if choice.gate == ALWAYS_RETRIEVE_GATE:
         return f"of {len(table.rows)} questions, answered right: {baselines}."
@@ -266,9 +270,9 @@ def hash_config(file: Path) -> str:
 
 def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str]) -> str:
     """Render the settings file as TOML text, with comments."""
-    comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
-    # A caveat is left out if the guarantee already mentions it, in the words before the colon.
-    comments += [caveat for caveat in caveats if caveat.partition(":")[0] not in comments[0]]
+    guarantee = choice.guarantee or NO_GUARANTEE_MESSAGE
+    # A caveat begins with its subject and a colon. It is left out if the guarantee already mentions the subject.
+    comments = [guarantee, *(caveat for caveat in caveats if caveat.partition(":")[0] not in guarantee)]
     source = ("docs", _shorten_path(options.docs)) if options.docs else ("index", options.index)
     values = [("model", options.model), source, ("gate", _name_gate(choice.gate))]
     lines = [f"{CONFIG_HEADER}. `knowgate ask` reads it in this folder; flags override it."]

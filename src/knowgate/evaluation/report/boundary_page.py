@@ -60,12 +60,12 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
 def _list_shown_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
     """Return whether the page shows each of its optional parts."""
     boundaries = [run.boundary for run in runs]
-    # The sections on effects need samples, which imported answers lack. If a run has no passages, they say so.
-    lacks_passages = not all(boundary.counts.with_open for boundary in boundaries)
+    # Two sections need samples, which imported answers lack. They are also shown to say that a run has no passages.
+    any_lacks_passages = not all(boundary.counts.with_open for boundary in boundaries)
     savings = [boundary.savings[name] for boundary in boundaries for name in INDICATORS]
     return {
-        "effects": lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES),
-        "savings": lacks_passages or any(curve is not None for curve in savings),
+        "effects": any_lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES),
+        "savings": any_lacks_passages or any(curve is not None for curve in savings),
         "mask": _has_masked_answers(runs),
         "copying": any(boundary.copying is not None for boundary in boundaries),
         "slices": bool(tables.build_run_slice_tables(runs)),
@@ -129,8 +129,8 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
     """Build the section with the most harmed or most helped questions. `name` is 'harmed' or 'helped'."""
     intro = (
-        "Up to twenty per run, by how much passages change the share of right samples. If both answers were not sampled: "
-        "+1 if passages turn the answer right, -1 if they turn it wrong."
+        "Up to twenty questions per run, ordered by how much passages change the share of right samples. For answers "
+        "without samples, the change is +1 if passages turn the answer right, and -1 if they turn it wrong."
     )
     parts = []
     for run in runs:
@@ -186,6 +186,7 @@ def _describe_passages(run: RunReport) -> str:
     n = benefit.helps + benefit.neutral + benefit.hurts
     is_subset = accuracy.open.n < accuracy.closed.n
     questions = f"{accuracy.open.n:,} questions that found passages" if is_subset else "same questions"
+    # `accuracy.matched` is the accuracy without passages on the same questions.
     return (
         f"With passages it is right on {format_percent(accuracy.open.value)}{_format_interval(accuracy.open)} of the "
         f"{questions}, without them on {format_percent(accuracy.matched.value)}: they turn "
@@ -221,17 +222,18 @@ def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
 def compute_knowledge_shares(run: RunReport) -> dict[str, float]:
     """Return the shares of known, harmed, helped and hopeless questions.
 
-    Harmed: right only without passages. Helped: right only with passages. Hopeless: wrong both ways.
+    Known: right both ways. Harmed: right only without passages. Helped: right only with passages. Hopeless: wrong both
+    ways. Without answers with passages, questions are known (right) or hopeless (wrong). Empty without grades.
     """
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     n = benefit.helps + benefit.neutral + benefit.hurts
     if not n:
         known = accuracy.closed.value
         return {} if known is None else {"known": known, "hopeless": 1 - known}
-    # Neutral questions have the same grade both ways: some are right, the others wrong.
     right_both_ways = max(0, accuracy.open.hits - benefit.helps)
-    counts = (right_both_ways, benefit.hurts, benefit.helps, benefit.neutral - right_both_ways)
-    return {name: max(0, count) / n for name, count in zip(KNOWLEDGE_PARTS, counts, strict=True)}
+    wrong_both_ways = max(0, benefit.neutral - right_both_ways)  # neutral questions have the same grade both ways
+    counts = {"known": right_both_ways, "harmed": benefit.hurts, "helped": benefit.helps, "hopeless": wrong_both_ways}
+    return {name: count / n for name, count in counts.items()}
 
 
 def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
@@ -241,7 +243,7 @@ def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
     for run in runs:
         accuracy = run.boundary.accuracy
         # Only questions with both answers are compared.
-        shares = {"closed": tables.get_matched_accuracy(run), "open": accuracy.open, "mask": accuracy.mask}
+        shares = {"closed": tables.get_closed_book_accuracy(run), "open": accuracy.open, "mask": accuracy.mask}
         groups.append(BarGroup(run.name, [_make_share_bar(*SIDE_STYLES[side], shares[side]) for side in sides]))
     key = charts.build_color_key([SIDE_STYLES[side] for side in sides])
     return charts.draw_bar_chart(PlotArea(Axis(""), Axis("accuracy")), groups, "Accuracy") + key
@@ -255,9 +257,13 @@ def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
 
 
 def draw_effect_chart(run: RunReport, indicator: str, side: str) -> str:
-    """Draw the effect of retrieval as stacked bars, one per interval of an indicator.
+    """Draw how often retrieval helps and harms, as stacked bars, one per interval of an indicator.
 
-    Indicators are 'mastery' and 'certainty'.
+    Args:
+        run: The label run.
+        indicator: 'mastery' (share of right samples) or 'certainty' (how far the samples agree).
+        side: The answers on which the indicator is measured: 'closed' (without passages), 'open' (with passages) or
+            'mask' (with masked passages).
     """
     groups = []
     for interval in run.boundary.effects[side][indicator]:
@@ -279,9 +285,10 @@ def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
 
 
 def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
-    """Draw accuracy against saved searches, if questions of high mastery or certainty (`indicator`) are skipped.
+    """Draw accuracy against saved searches, if the questions with the highest values of an indicator skip retrieval.
 
-    Returns '' if no run has both answers.
+    The indicator is 'mastery' (share of right samples) or 'certainty' (how far they agree). Returns '' if no run has
+    graded answers both with and without passages.
     """
     lines: list[PlotLine] = []
     descriptions: list[str] = []
@@ -303,5 +310,5 @@ def _make_saving_lines(name: str, curve: SavingCurve, number: int) -> list[PlotL
     """Make the two lines of a run: its curve, and a straight line for random skips. `number` selects their color."""
     points = [ChartPoint(point.saved, point.accuracy) for point in curve.points]
     ends = [ChartPoint(0, curve.always), ChartPoint(1, curve.never)]
-    random = PlotLine(f"{name}, at random", ends, f"k{number % charts.COLOR_COUNT} d2")
-    return [PlotLine(name, points, charts.pick_line_style(number)), random]
+    dashed = f"k{number % charts.COLOR_COUNT} d2"  # CSS classes of the color and of dashes
+    return [PlotLine(name, points, charts.pick_line_style(number)), PlotLine(f"{name}, at random", ends, dashed)]

@@ -23,6 +23,7 @@ NO_MASK_ANSWERS = "no MASK answers in this run"
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book", "mask": "MASK"}
 MAX_EXTREMES = 5  # extreme questions in tables; the page shows all
 MAX_TEXT_WIDTH = 60
+BENEFIT_ROWS = {"retrieval helps (+1)": "helps", "changes nothing (0)": "neutral", "hurts (-1)": "hurts"}
 COPY_RATE_COLUMNS = (
     "run",
     "answer is MASK, open-book certainty 1",
@@ -73,8 +74,9 @@ def _describe_run(run: RunReport) -> dict[str, str]:
         **run.settings,
         "questions": f"{counts.rows} ({counts.synthetic} synthetic)" if counts.synthetic else str(counts.rows),
         "failed": f"{counts.failed}: {errors}" if errors else "0",
-        "without gold answers": f"{counts.without_gold} (no mastery)" if counts.without_gold else "0",
+        "without gold answers": f"{counts.without_gold} (their mastery is unknown)" if counts.without_gold else "0",
         "with passages cut to fit": str(counts.cut),
+        # The echo guard grades an answer as wrong if it only repeats the question.
         "verdicts changed by the echo guard": str(counts.guarded),
         "unparsable judge verdicts": str(counts.unparsable),
     }
@@ -84,25 +86,23 @@ def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
     """Build the table of accuracies and of the effects of retrieval on the greedy answers."""
     accuracies = [run.boundary.accuracy for run in runs]
     rows = [
-        ("closed book", *(format_proportion(get_matched_accuracy(run), "no graded answers") for run in runs)),
+        ("closed book", *(format_proportion(get_closed_book_accuracy(run), "no graded answers") for run in runs)),
         ("open book", *(format_proportion(accuracy.open, NO_OPEN_ANSWERS) for accuracy in accuracies)),
     ]
     if any(accuracy.mask.n for accuracy in accuracies):
         rows.append(("MASK", *(format_proportion(accuracy.mask, NO_MASK_ANSWERS) for accuracy in accuracies)))
-    if any(get_matched_accuracy(run).n != run.boundary.accuracy.closed.n for run in runs):
+    # The row 'closed book' has only questions that found passages. If some found none, another row has all questions.
+    if any(get_closed_book_accuracy(run).n != run.boundary.accuracy.closed.n for run in runs):
         all_questions = (format_proportion(accuracy.closed) for accuracy in accuracies)
         rows.append(("closed book, also where no passage was found", *all_questions))
     benefits = [run.boundary.benefit if run.boundary.counts.with_open else None for run in runs]
-    rows += [
-        ("retrieval helps (+1)", *(str(benefit.helps) if benefit else MISSING_VALUE for benefit in benefits)),
-        ("changes nothing (0)", *(str(benefit.neutral) if benefit else MISSING_VALUE for benefit in benefits)),
-        ("hurts (-1)", *(str(benefit.hurts) if benefit else MISSING_VALUE for benefit in benefits)),
-    ]
+    for label, effect in BENEFIT_ROWS.items():
+        rows.append((label, *(str(getattr(benefit, effect)) if benefit else MISSING_VALUE for benefit in benefits)))
     return _build_side_by_side("Accuracy of the greedy answers, 95 % intervals", runs, rows)
 
 
-def get_matched_accuracy(run: RunReport) -> Proportion:
-    """Return the accuracy without passages, on questions also answered with passages."""
+def get_closed_book_accuracy(run: RunReport) -> Proportion:
+    """Return the accuracy without passages on the questions that were also answered with passages; on all if none was."""
     accuracy = run.boundary.accuracy
     return accuracy.matched if accuracy.open.n else accuracy.closed
 
@@ -128,7 +128,7 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
         indicator: 'mastery' (share of sampled answers that are right) or 'certainty' (how far they agree). The table has
             a row for each interval of its values.
         side: The answers that the indicator is measured on: 'closed' (without passages), 'open' (with passages) or
-            'mask' (with masked passages). The title names them unless they are closed-book.
+            'mask' (with masked passages). The title names the answers, except for 'closed'.
     """
     rows: list[tuple[str, ...]] = []
     for run in runs:
@@ -137,7 +137,7 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
         else:
             rows.append((run.name, NO_OPEN_ANSWERS))
     columns = ("run", f"{SIDE_NAMES[side]} {indicator}", "n", "beneficial", "neutral", "harmful")
-    measured_on = "" if side == "closed" else f", over that of the {SIDE_NAMES[side]} answers"
+    measured_on = "" if side == "closed" else f", by {indicator} of the {SIDE_NAMES[side]} answers"
     return TextTable(f"Effect of retrieval on {indicator}{measured_on}", columns, _blank_repeats(rows))
 
 
@@ -171,7 +171,8 @@ def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
         if curve is None:
             rows.append((run.name, f"no question has {indicator} and two graded answers"))
             continue
-        rows += [(run.name, *_make_saving_cells(point, curve)) for point in (curve.points[0], *curve.marks)]
+        nothing_skipped = curve.points[0]
+        rows += [(run.name, *_make_saving_cells(point, curve)) for point in (nothing_skipped, *curve.marks)]
         loss = format_points(curve.never - curve.always)
         rows.append((run.name, "never retrieve", "100.0 %", format_percent(curve.never), loss, "0.0"))
     columns = ("run", f"skip if {indicator} ≥", "saved", "accuracy", "against always", "against random")
@@ -193,7 +194,10 @@ def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...
 
 
 def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of how often LLMs copy the word MASK. MASK replaces the gold answers in passages."""
+    """Build the table of how often LLMs copy the word MASK, which replaces the gold answers in masked passages.
+
+    Questions of certainty 1 have columns of their own. Certainty 1 means that all sampled answers agree.
+    """
     rows: list[tuple[str, ...]] = []
     for run in runs:
         rate = run.boundary.copying
@@ -201,9 +205,9 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
             rows.append((run.name, NO_MASK_ANSWERS))
             continue
         no_answer = "no answer with certainty 1"
-        certain = [format_proportion(share, no_answer) for share in (rate.is_mask, rate.says_mask)]
+        is_mask, says_mask = (format_proportion(share, no_answer) for share in (rate.is_mask, rate.says_mask))
         under_mask = format_proportion(rate.under_mask, "no sampled MASK answers that all agree")
-        rows.append((run.name, *certain, under_mask, format_proportion(rate.anywhere)))
+        rows.append((run.name, is_mask, says_mask, under_mask, format_proportion(rate.anywhere)))
     return TextTable("Copy rate", COPY_RATE_COLUMNS, _blank_repeats(rows))
 
 
@@ -241,7 +245,10 @@ def _get_slice_order(value: str) -> tuple[bool, int, str]:
 
 
 def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
-    """Make the cells of a group of questions: size, accuracies and indicators."""
+    """Make the cells of a group of questions. An empty group has only two cells, '0' and 'empty'.
+
+    The others have its number of questions, the number with an answer with passages, accuracies, benefit and indicators.
+    """
     if not item.n:
         return "0", "empty"
     return (
@@ -275,7 +282,8 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     columns: tuple[str, ...] = ("change of mastery", "benefit", "question", "closed", "open")
     questions = getattr(run.boundary, name)[:MAX_EXTREMES]
     rows = [_make_question_cells(question) for question in questions] or [("", "", "none")]
-    if not any(measure_retrieval_change(question).mastery for question in questions):  # not sampled with passages
+    has_mastery = any(measure_retrieval_change(question).mastery for question in questions)
+    if not has_mastery:  # the answers were not sampled, so the first column would be empty
         columns = columns[1:]
         rows = [row[1:] for row in rows]
     return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows))

@@ -63,10 +63,10 @@ def describe_pairing(diff: EvaluationDiff) -> str:
     """Say whether A and B are compared question by question, or why not."""
     if diff.paired:
         return f"Differences are paired, over the {diff.paired:,} questions that A and B share."
-    shared = f"share {diff.shared:,} questions" if diff.shared else "share no question (or one keeps no decisions)"
+    shared = f"share {diff.shared:,} questions" if diff.shared else "share no questions (or one lacks its decisions)"
     return (
-        f"A and B {shared}, and {diff.needed:,} are needed to compare them question by question. So differences are those "
-        "of independent samples."
+        f"A and B {shared}, and {diff.needed:,} are needed to compare them question by question. So they are compared as "
+        "independent samples."
     )
 
 

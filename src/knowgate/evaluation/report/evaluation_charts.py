@@ -51,7 +51,7 @@ class HighlightedPolicy:
 
 
 def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> HighlightedPolicy | None:
-    """Select the highlighted gate: the recommended one, or else the best.
+    """Select the policy to highlight: the gate that the recommendation names, or else the best gate.
 
     Returns:
         None if no answers that used passages were recorded, or if no gate ranks questions.
@@ -60,9 +60,8 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
         return None
     name, threshold = recommendation.gate, recommendation.threshold
     if name is not None and threshold is not None and not recommendation.is_without_retrieval:
-        return HighlightedPolicy(
-            evaluation.gate(name), threshold, recommendation.skips, recommendation.right, recommendation.is_positive
-        )
+        gate, is_recommended = evaluation.gate(name), recommendation.is_positive
+        return HighlightedPolicy(gate, threshold, recommendation.skips, recommendation.right, is_recommended)
     best = next(iter(rank_gates(evaluation)), None)
     if best is None:
         return None
@@ -70,7 +69,10 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
 
 
 def rank_gates(evaluation: Evaluation) -> list[GateResult]:
-    """Sort the gates from best to worst, by mean accuracy over all retrieval rates. Otherwise by AUROC."""
+    """Sort the gates from best to worst, by mean accuracy over all retrieval rates.
+
+    If answers with passages were not recorded, the AUROC decides.
+    """
 
     def get_quality(gate: GateResult) -> float:
         """Return the number by which gates are sorted."""
@@ -100,7 +102,10 @@ def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | Non
 
 
 def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[PlotLine]:
-    """Make the lines of all gates, of random retrieval and of the oracle. Most gates are hidden at first."""
+    """Make the lines of all gates, of random retrieval and of the oracle. Most gates are hidden at first.
+
+    Styles are CSS classes: 'k' with a number or name is a color, 'd' with a number a kind of dashes.
+    """
     others = rank_gates(evaluation)
     if policy:
         others = [gate for gate in others if gate is not policy.gate]
@@ -136,7 +141,7 @@ def _make_policy_mark(policy: HighlightedPolicy) -> PlotMark:
 
 
 def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
-    """Make the dot of never or always retrieving (`name`) at its retrieval rate."""
+    """Make the dot at one end of the curves: the gate 'never' at rate 0, or the gate 'always' at rate 1."""
     accuracy = evaluation.gate(name).measures["accuracy"].value or 0.0
     return PlotMark(ChartPoint(rate, accuracy), f"{name} retrieve: {format_percent(accuracy)}", label=name)
 

@@ -103,16 +103,16 @@ def _build_trade_off_section(evaluation: Evaluation, policy: HighlightedPolicy |
 def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, assumptions: CostAssumptions) -> str:
     """Build the section on money and latency."""
     intro = (
-        f"Of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, LLM "
-        f"calls and generated tokens are counted in the rows. Prices and seconds are options. {verdict.not_counted}".rstrip()
+        f"Costs of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, "
+        f"LLM calls and generated tokens are counted in the rows. Prices and seconds are options. {verdict.judge_note}".rstrip()
     )
     costs = verdict.costs
-    unknown_if_none = {
-        "The rows hold no passages, so the tokens of reading them are unknown.": costs.always.prompt,
-        "The rows hold no texts of answers, so the tokens of writing them are unknown.": costs.always.completion,
-        "The gate was not timed, so its seconds are unknown.": costs.gated.decision_seconds,
-    }
-    remarks = [html.render_remark(reason) for reason, amount in unknown_if_none.items() if amount is None]
+    amounts = (
+        (costs.always.prompt, "The rows hold no passages, so the tokens of reading them are unknown."),
+        (costs.always.completion, "The rows hold no texts of answers, so the tokens of writing them are unknown."),
+        (costs.gated.decision_seconds, "The gate was not timed, so its seconds are unknown."),
+    )
+    remarks = [html.render_remark(remark_if_unknown) for amount, remark_if_unknown in amounts if amount is None]
     table = html.render_table(_build_cost_table(verdict, assumptions))
     return html.render_section("money", "Money and latency", intro, [table, *remarks])
 
@@ -132,7 +132,7 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
         _make_cost_row(
             "seconds a question, searching and deciding",
             [_sum_seconds(cost, assumptions.search_seconds) for cost in policies],
-            lambda seconds: f"{seconds / SAVINGS_QUESTIONS:.3f}",  # of one question, unlike the other rows
+            lambda total: f"{total / SAVINGS_QUESTIONS:.3f}",  # per question; all other rows are totals
         ),
     )
     columns = ("", "always retrieve", "never", "with the gate", "the gate saves")
@@ -152,7 +152,7 @@ def _make_cost_row(
     Args:
         name: Name of the row.
         amounts: Amounts per question of always retrieving, never retrieving and using a gate; None if unknown.
-        format_amount: Formats the amount of `SAVINGS_QUESTIONS` questions.
+        format_amount: Formats the total amount of `SAVINGS_QUESTIONS` questions.
     """
     always, _, gated = amounts
     saved = None if always is None or gated is None else always - gated
@@ -170,7 +170,7 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
         f"How skipping searches with {policy.name} changes accuracy in each part of the questions, including those it "
         "was chosen on. Below 0, answers are lost."
     )
-    changes = policy.right.astype(float) - evaluation.table.always_right
+    changes = policy.right.astype(float) - evaluation.table.retrieved_right
     slices = recommendation.measure_slice_changes(evaluation, changes, MIN_SLICE_QUESTIONS)
     content = html.render_remark("All questions are of one kind.")
     if slices:
@@ -184,7 +184,7 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
     intro = f"Decisions that {policy.name} was most certain of, with the need for retrieval. Click to open."
     if not evaluation.table.has_text.any():
         intro += f" {html.NO_QUESTION_TEXTS}"
-    closed_book_right, open_book_right = evaluation.table.closed_book_right, evaluation.table.always_right
+    closed_book_right, open_book_right = evaluation.table.closed_book_right, evaluation.table.retrieved_right
     skips = policy.skips
     kinds = {
         "Good skips: right without a search": skips & closed_book_right,
@@ -208,7 +208,7 @@ def _render_example(evaluation: Evaluation, policy: HighlightedPolicy, row: int)
     if policy.skips[row]:
         decision, is_right = "skipped", table.closed_book_right[row]
     else:
-        decision, is_right = "retrieved for", table.always_right[row]
+        decision, is_right = "retrieved for", table.retrieved_right[row]
     css_class = "helped" if is_right else "harmed"
     mark = f'<span class="change {css_class}">{need:.2f}</span>'
     return html.render_question(table.rows[row], mark, f"need {need:.3f}, {decision}")
@@ -228,7 +228,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
     yield _build_calibration_section(evaluation, policy)
     if evaluation.has_open_answers:
         title = "Pairs of gates, arbiter, parts and topics"
-        intro = "By part: accuracy @ retrieval rate, and in brackets the gain over matched random in points."
+        intro = "Accuracy @ retrieval rate. In brackets: how many points it is above random retrieval at that rate."
         detail_tables = tables.build_detail_tables(evaluation)
         parts = [html.render_table(table, tables.COLUMN_DEFINITIONS) for table in detail_tables]
         yield html.render_folded_section("details", title, intro, parts)

@@ -49,7 +49,7 @@ def build_detail_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     """Build the tables for the terminal: gates first, then optional results."""
     gates_table = build_short_table(evaluation.gates)
-    if evaluation.cascade:
+    if evaluation.cascade:  # the results with the arbiter are in a table of their own, below
         gates_table = replace(gates_table, title=f"{gates_table.title}, without the arbiter")
     yield gates_table
     yield from _build_post_retrieval_tables(evaluation)
@@ -111,7 +111,11 @@ def build_frontier_table(evaluation: Evaluation) -> TextTable:
 
 
 def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
-    """Make the row of a gate: accuracy at several retrieval rates, mean accuracy over all, and with a tuned threshold."""
+    """Make the row of a gate.
+
+    The cells are: accuracy at some retrieval rates; mean accuracy over all rates, of the gate and of chance; accuracy,
+    retrieval rate and number of questions with a tuned threshold.
+    """
     accuracies = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
     areas, tuning = [MISSING_VALUE] * 2, [MISSING_VALUE] * 3
     if gate.frontier:

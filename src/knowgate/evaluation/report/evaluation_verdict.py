@@ -34,8 +34,8 @@ LEVEL_LABELS = {
 }
 # Levels of a recommendation that is not known to save money.
 UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
-# How many of 400 evaluations of shuffled needs came out at a level.
-CHANCE_COUNTS = {"use": 3, "try": 108}
+# Shuffled needs are no better than chance. So many evaluations of shuffled needs still came out at a level, by luck.
+N_SHUFFLED, CHANCE_COUNTS = 400, {"use": 3, "try": 108}
 NOT_COUNTED = "Not counted: running the judge."
 POLICY_HINT = "A policy may do better: `knowgate fit` also trains judges and arbiters on rows like these."
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
@@ -61,7 +61,7 @@ class EvaluationVerdict:
         key_figures: The most important numbers.
         costs: Costs of always retrieving, never retrieving and using a gate, and what the gate saves.
         note: How the recommendation was chosen.
-        not_counted: Sentence about costs that are not counted; '' if there are none.
+        judge_note: Says that the costs do not include running the judge; '' if no judge runs.
     """
 
     recommendation: Recommendation
@@ -70,23 +70,27 @@ class EvaluationVerdict:
     key_figures: list[KeyFigure]
     costs: CostComparison
     note: str = ""
-    not_counted: str = ""
+    judge_note: str = ""
 
     @property
     def level(self) -> str:
-        """How strongly the gate is recommended, such as 'use'. A gate that saves searches but no money gets 'saves'."""
+        """How strongly the gate is recommended, as a key of `LEVEL_LABELS`.
+
+        'gains' means that an arbiter makes more answers right, although hardly any search is skipped. A gate that saves
+        searches but no money gets 'saves' or 'may-save'.
+        """
         level = self.recommendation.level
-        if self.recommendation.is_positive and self.recommendation.skips_nothing:
+        if self.recommendation.is_positive and not self.recommendation.saves_searches:
             return "gains"
-        if self.costs.pays:
-            return level
-        return UNPAID_LEVELS.get(level, level)
+        return level if self.costs.pays else UNPAID_LEVELS.get(level, level)
 
     @property
     def label(self) -> str:
         """The level in words, such as 'Worth using' or 'Saves searches, not money'."""
-        is_unpaid = self.level in UNPAID_LEVELS.values() and self.costs.money is not None
-        return f"{LEVEL_LABELS[self.level]}, not money" if is_unpaid else LEVEL_LABELS[self.level]
+        label = LEVEL_LABELS[self.level]
+        saves_no_money = self.level in UNPAID_LEVELS.values()
+        # If costs are unknown, the label does not mention money.
+        return f"{label}, not money" if saves_no_money and self.costs.money is not None else label
 
     @property
     def text(self) -> str:
@@ -105,22 +109,30 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
     recommendation = recommend(evaluation, max_loss)
     costs = _compare_costs(evaluation, recommendation, assumptions)
     uses_judge = recommendation.gate in evaluation.with_judge or recommendation.arbiter in evaluation.with_judge
-    not_counted = NOT_COUNTED if uses_judge else ""
+    judge_note = NOT_COUNTED if uses_judge else ""
     note, key_figures = "", []
     if recommendation.is_positive:
         headline = _write_headline(recommendation, costs)
         key_figures = _list_key_figures(recommendation, costs)
         if not recommendation.guarantee:
             note = _describe_choice(recommendation, evaluation)
-        sentences = _describe_recommended_gate(evaluation, recommendation, costs, assumptions)
-        if not recommendation.skips_nothing:
-            sentences.append(f"{describe_savings(costs, assumptions)} {not_counted}".rstrip())
+        sentences = [
+            _describe_chance(recommendation),
+            recommendation.guarantee,
+            _describe_difference(recommendation),
+            _describe_arbiter(evaluation, recommendation),
+            _describe_losing_slices(recommendation),
+            _describe_calls(costs, assumptions.search_seconds),
+            _warn_about_distance(recommendation, evaluation),
+        ]
+        if recommendation.saves_searches:
+            sentences.append(f"{describe_savings(costs, assumptions)} {judge_note}".rstrip())
     else:
         headline, *sentences = _explain_no_gate(recommendation, evaluation)
         sentences.append(_describe_arbiter(evaluation, recommendation))
         sentences.append(_describe_always_cost(evaluation, costs, assumptions))
     written = [sentence for sentence in sentences if sentence]  # those that have nothing to say are empty
-    return EvaluationVerdict(recommendation, headline, written, key_figures, costs, note, not_counted)
+    return EvaluationVerdict(recommendation, headline, written, key_figures, costs, note, judge_note)
 
 
 def _compare_costs(
@@ -142,28 +154,16 @@ def _compare_costs(
     return CostComparison(always_cost, never_cost, gated_cost, assumptions.prices)
 
 
-def _describe_recommended_gate(
-    evaluation: Evaluation, recommendation: Recommendation, costs: CostComparison, assumptions: CostAssumptions
-) -> list[str]:
-    """Describe what a recommended gate achieves. Sentences with nothing to say are empty."""
-    return [
-        _describe_chance(recommendation),
-        recommendation.guarantee,
-        _describe_difference(recommendation),
-        _describe_arbiter(evaluation, recommendation),
-        _describe_losing_slices(recommendation),
-        _describe_calls(costs, assumptions.search_seconds),
-        _warn_about_distance(recommendation, evaluation),
-    ]
-
-
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> str:
-    """Describe the effect of the arbiter after every search. The arbiter picks the answer with or without passages."""
+    """Describe what the arbiter achieves alone, after every search. It picks the answer with or without passages.
+
+    Returns '' if there is no arbiter, or if the recommended policy uses it, so that other sentences include its effect.
+    """
     cascade = evaluation.cascade
-    is_included = recommendation.is_positive and recommendation.arbiter
-    if cascade is None or recommendation.is_without_retrieval or is_included:
+    is_recommended = recommendation.is_positive and recommendation.arbiter
+    if cascade is None or recommendation.is_without_retrieval or is_recommended:
         return ""
-    change = next(result.against_always for result in cascade.lines if result.gate == "always")
+    change = next(result.against_always for result in cascade.results if result.gate == "always")
     points = f"{format_points(change.value or 0.0)} points against always retrieving{format_interval(change)}"
     return f"The arbiter '{cascade.arbiter}' after every search: {points}."
 
@@ -190,8 +190,8 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
     """Return a warning if many questions are unlike the gate's training questions."""
     if recommendation.is_without_retrieval:
         return ""
-    gate = evaluation.gate(str(recommendation.gate))
-    return format_far_warning(gate.gate, gate.scores.far, recommendation.n)
+    scores = evaluation.gate(str(recommendation.gate)).scores
+    return format_far_warning(scores.gate, scores.far, recommendation.n)  # `far` is the share of such questions
 
 
 # --- a positive verdict ---------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _write_headline(recommendation: Recommendation, costs: CostComparison) -> st
         advice = "Do without retrieval here" if is_certain else "Retrieval hardly pays here: try without"
         return f"{advice}{doubt}. No gate is needed for that."
     arbiter = f" with the arbiter '{recommendation.arbiter}'" if recommendation.arbiter else ""
-    if recommendation.skips_nothing:
+    if not recommendation.saves_searches:
         return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls{doubt}."
     own_threshold = "its own threshold " if recommendation.at_own_threshold else ""
     setting = f"'{recommendation.gate}' at {own_threshold}{format_threshold(recommendation.threshold)}{arbiter}"
@@ -220,30 +220,34 @@ def _write_headline(recommendation: Recommendation, costs: CostComparison) -> st
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
     """Describe the choice of gate and threshold, and the stored guarantees."""
     if recommendation.at_own_threshold or not recommendation.agreeing_folds:
-        return f"Nothing was chosen on these questions, so all of them measure it. {_list_guarantees(evaluation)}."
+        start = "The gate and its threshold were not chosen on these questions, so all of them are held out."
+        return f"{start} {_list_guarantees(evaluation)}"
     return (
         f"Gate and threshold were chosen on these questions, to lose no more than "
         f"{format_point_count(recommendation.max_loss)}. The choice was then repeated {FOLDS} times, each time without "
         f"another fifth of the questions: {recommendation.agreeing_folds} of {FOLDS} times it was the same gate. These "
         f"fifths are the held-out questions. On all questions, {format_threshold(recommendation.threshold)} skips "
-        f"{format_percent(recommendation.skipped.value)}. "
-        f"{_list_guarantees(evaluation)}."
+        f"{format_percent(recommendation.skipped.value)}. {_list_guarantees(evaluation)}"
     )
 
 
 def _list_guarantees(evaluation: Evaluation) -> str:
-    """Say which gates have a guarantee (proof of few lost answers), or how to get one. The caller adds a period.
+    """Say which gates have a guarantee (proof of few lost answers), or how to get one.
 
     A guarantee holds for the threshold that a gate has stored, not for one that was chosen here.
-    Example: "This choice has no guarantee; one is stored with 'a': It loses 1 %. One is stored with 'b': It loses 2 %"
+    Example: "This choice has no guarantee. One is stored with 'a': It loses 1 %. One is stored with 'b': It loses 2 %."
     """
-    guarantees = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
-    if guarantees:
-        stored = " One is stored ".join(guarantees)  # each guarantee ends with a period
-        return f"This choice has no guarantee; one is stored {stored}".rstrip(".")
-    if any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates):
-        return "This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder"
-    return "This choice has no guarantee. To get one, run `knowgate calibrate`"
+    guarantees = {name: guarantee.text for name, guarantee in evaluation.guarantees.items() if guarantee.text}
+    sentences = [f"One is stored with '{name}': {text.rstrip('.')}." for name, text in guarantees.items()]
+    if not sentences:
+        has_stored_decisions = any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates)
+        advice = (
+            "fit the gate and run `knowgate calibrate` on its folder"
+            if has_stored_decisions
+            else "run `knowgate calibrate`"
+        )
+        sentences = [f"To get one, {advice}."]
+    return " ".join(["This choice has no guarantee.", *sentences])
 
 
 def _describe_difference(recommendation: Recommendation) -> str:
@@ -255,19 +259,20 @@ def _describe_difference(recommendation: Recommendation) -> str:
 
 
 def _name_questions(recommendation: Recommendation) -> str:
-    """Name the measured questions: held-out ones if the gate was chosen here."""
+    """Say on which questions a recommendation was measured: on held-out ones if cross-validation chose the gate."""
     was_chosen_here = recommendation.agreeing_folds and not recommendation.at_own_threshold
     return "on held-out questions" if was_chosen_here else "on these questions"
 
 
 def _describe_chance(recommendation: Recommendation) -> str:
-    """Say whether the verdict may be chance. `CHANCE_COUNTS` are from tests with shuffled scores."""
+    """Say whether the verdict may be chance, and whether the gate is certainly better than random skips."""
     sentences = []
-    if recommendation.agreeing_folds and not recommendation.is_without_retrieval:
+    was_chosen_here = bool(recommendation.agreeing_folds)  # a choice can be lucky
+    if was_chosen_here and not recommendation.is_without_retrieval:
         count = CHANCE_COUNTS[recommendation.level]
-        is_frequent = count > 0.05 * 400  # more than one in twenty
-        doubt = "this one may be chance, too" if is_frequent else "this one is hardly chance"
-        sentences.append(f"Of 400 evaluations with shuffled scores, {count} got this verdict, so {doubt}.")
+        is_frequent = count > 0.05 * N_SHUFFLED  # more than one in twenty
+        doubt = "this one may be chance, too" if is_frequent else "this one is probably not chance"
+        sentences.append(f"Of {N_SHUFFLED} evaluations with shuffled scores, {count} got this verdict, so {doubt}.")
     if not recommendation.beats_chance:
         sentences.append(f"{describe_gain(recommendation).capitalize()}{STRICTER_TEST}.")
     return " ".join(sentences)
@@ -296,7 +301,7 @@ def _list_key_figures(recommendation: Recommendation, costs: CostComparison) -> 
         KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
         KeyFigure(f"{costs.gated.calls:.2f}", calls),
     ]
-    return figures if recommendation.skips_nothing else [*figures, _make_money_figure(costs)]
+    return [*figures, _make_money_figure(costs)] if recommendation.saves_searches else figures
 
 
 def _make_money_figure(costs: CostComparison) -> KeyFigure:
@@ -342,7 +347,7 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
     if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return f"The LLM knows {known} of these questions, but no gate is shown to choose searches to skip better than chance."
+        return f"The LLM knows {known} of these questions, but no gate is shown to be better than skipping at random."
     return (
         f"The LLM knows {known} of these questions, but {recommendation.n} questions do not show that a threshold skips "
         f"enough and loses at most {format_point_count(recommendation.max_loss)} on new questions."
@@ -395,7 +400,7 @@ def describe_savings(costs: CostComparison, assumptions: CostAssumptions) -> str
         price = format_price(costs.break_even)
         break_even = f"; it pays if a search costs more than {price}" if costs.break_even else ""
         return f"{start}, but costs {money} more at {prices}{break_even}."
-    if costs.gated.money(costs.prices) is None:
+    if costs.gated.money(costs.prices) is None:  # the cost of the LLM is unknown, but not higher: only searches count
         return f"{start}, worth {money} at {prices}, and makes no more LLM calls."
     return f"{start} and {money}, at {prices}."
 

@@ -187,7 +187,11 @@ def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False)
 
 
 def render_extreme_question(row: LabelRow) -> str:
-    """Render a question with a mark for the effect of retrieval. Example: +0.30 means more right samples."""
+    """Render a question with a mark for the effect of retrieval.
+
+    The mark is the change of the share of right samples, such as +0.30. If that share did not change, the mark is +1 or -1:
+    retrieval turned the greedy answer right or wrong.
+    """
     change = measure_retrieval_change(row)
     color = "harmed" if change < NO_CHANGE else "helped"
     number = f"{change.mastery:+.2f}" if change.mastery else f"{change.benefit:+d}"

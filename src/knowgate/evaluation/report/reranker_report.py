@@ -41,13 +41,11 @@ class RerankerVerdict:
 
 def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
     """Judge whether the best reranker is worth using. Ranking quality and LLM answers count."""
-    measures = next(iter(comparison.rankings.values())).measures  # by the first source of preferences
+    measures = comparison.main_measures
     means = measures.means[MAIN_MEASURE]
-    # With a margin, reranking is sometimes skipped. No LLM answers with these passages, so there may be no answers of it.
-    answers = comparison.answers.values()
-    rerankers = [
-        name for name in measures.rankers if is_reranker(name) and all(name in item.rankers for item in answers)
-    ]
+    # A reranker that is sometimes skipped (with a margin) is only ranked: no LLM answers with its passages.
+    answered = [set(answers.rankers) for answers in comparison.answers.values()]  # rankers, by LLM and data set
+    rerankers = [name for name in measures.rankers if is_reranker(name) and all(name in names for names in answered)]
     if not rerankers:
         return RerankerVerdict("unknown", "No reranker was compared with the retriever's order.", [])
     best = max(rerankers, key=lambda name: means[name].value or 0.0)
@@ -68,23 +66,23 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
 
 
 def _describe_ranking(measures: RankerMeasures, best: str) -> str:
-    """Say how often the best reranker and the retriever put a passage that helps first."""
+    """Say how often the best reranker and the retriever rank a helpful passage first."""
     means = measures.means[MAIN_MEASURE]
     gain = measures.differences[RETRIEVER][MAIN_MEASURE][best]
     return (
-        f"On {len(measures.ids):,} held-out questions '{best}' puts a passage that helps first for "
+        f"On {len(measures.ids):,} held-out questions '{best}' ranks a helpful passage first for "
         f"{format_percent(means[best].value)}, the retriever for {format_percent(means[RETRIEVER].value)}: "
         f"{_describe_difference(gain)}."
     )
 
 
 def _describe_answer_changes(comparison: RerankerComparison, reranker: str) -> dict[str, Estimate]:
-    """Describe how a reranker changes the accuracy of each LLM: sentences as keys, changes as values."""
+    """Return sentences about how a reranker changes the accuracy of each LLM, each with the change as its value."""
     changes = {}
     for (llm, data), answers in comparison.answers.items():
-        shown = next(iter(answers.values))  # the first is the smallest number of passages, such as 'top 1'
-        change = answers.differences[RETRIEVER][shown][reranker]
-        sentence = f"Answers of {llm} to {data} with the {shown} passages: {_describe_difference(change)}."
+        fewest_passages = next(iter(answers.values))  # the first measure, such as 'top 1'
+        change = answers.differences[RETRIEVER][fewest_passages][reranker]
+        sentence = f"Answers of {llm} to {data} with the {fewest_passages} passages: {_describe_difference(change)}."
         changes[sentence] = change
     return changes
 
@@ -117,8 +115,7 @@ def _describe_difference(difference: Estimate) -> str:
 
 def write_reranker_page(comparison: RerankerComparison, out: Path) -> None:
     """Write the comparison of rerankers as one HTML file."""
-    n = len(next(iter(comparison.rankings.values())).measures.ids)
-    subtitle = f"preferences by {', '.join(comparison.rankings)}, {n:,} questions"
+    subtitle = f"preferences by {', '.join(comparison.rankings)}, {len(comparison.main_measures.ids):,} questions"
     write_text(out, html.render_page("Which reranker to use", subtitle, list(build_reranker_sections(comparison))))
 
 

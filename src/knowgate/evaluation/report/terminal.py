@@ -76,7 +76,8 @@ class _Column:
         for row in table.rows:
             if index < len(row):
                 cells.append(sanitize_line(row[index]))
-            if len(row) == len(table.columns):  # only words of a shorter row must fit, whose last cell spans columns
+            # The last cell of a shorter row spans several columns. Only its words have to fit into this column.
+            if len(row) == len(table.columns):
                 min_width = max(min_width, _measure_wrapped_width(cells[-1]))
         for cell in cells:
             min_width = max(min_width, _measure_max_width(CELL_UNIT.findall(cell)))
@@ -84,7 +85,7 @@ class _Column:
 
 
 def _measure_wrapped_width(cell: str) -> int:
-    """Return the width of a wrapped cell. An interval goes below its number."""
+    """Return the width of a wrapped cell: long texts wrap at `MIN_TEXT_WIDTH`, an interval goes below its number."""
     if cell_len(cell) > MIN_TEXT_WIDTH:
         return MIN_TEXT_WIDTH
     return _measure_max_width(INTERVAL_START.split(cell))

@@ -104,9 +104,9 @@ class RulesArbiter(Arbiter):
     def accepts_beginning(self, beginning: str) -> bool:
         """Return whether an answer with this beginning cannot be an abstention.
 
-        Such an answer can be streamed at once.
+        Such an answer can be streamed at once. Only the window is read, because this is called for each piece of text.
         """
-        return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning)
+        return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning[:ABSTENTION_WINDOW])
 
 
 NORMALIZED_ABSTENTIONS = frozenset(map(normalize, ABSTENTION_ANSWERS))

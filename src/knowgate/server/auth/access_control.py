@@ -115,6 +115,13 @@ class AccessPolicy:
         return self._keys
 
 
+def check_question_rate(key: ApiKey | None, count: int) -> None:
+    """Raise ApiError 400 if a list has more questions than its API key may ever ask in a minute. Each is a request."""
+    if key is not None and key.rate is not None and count > key.rate:
+        message = f"this API key allows {key.rate} questions per minute. Send at most {key.rate} questions at once."
+        raise ApiError(400, message, "rate")
+
+
 class RateLimiter:
     """Limit on the requests per minute of each API key, across all server processes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,8 +21,8 @@ from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
-from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions, is_knowgate_model
-from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES, RequestOptions, is_knowgate_model
+from knowgate.server.json_api import ApiError, dump_json, parse_request
 from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter
@@ -83,6 +84,22 @@ def list_selectable_gates(gate_service: GateService) -> list[str]:
             gate_service.select_pipeline(RequestOptions(gate=name))
             names.append(name)
     return names
+
+
+async def write_model_list(gate_service: GateService, forwarder: UpstreamForwarder | None, headers: Headers) -> bytes:
+    """Return the body of the response to GET /v1/models: all LLMs, and knowgate/GATE for each selectable gate.
+
+    A thread writes it, because an upstream may list many LLMs.
+    """
+    names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in list_selectable_gates(gate_service))]
+    models: list[dict[str, Any]] = []
+    if forwarder is not None:
+        models = await forwarder.upstream.list_models(headers)
+    else:
+        names.insert(0, gate_service.rag.model.name)
+    created = int(time.time())
+    models += [{"id": name, "object": "model", "created": created, "owned_by": "knowgate"} for name in names]
+    return await asyncio.to_thread(dump_json, {"object": "list", "data": models}, is_large=True)
 
 
 async def _check_lengths(gate_service: GateService, questions: Sequence[str]) -> None:

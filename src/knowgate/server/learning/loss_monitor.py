@@ -49,7 +49,7 @@ class LossMonitor:
 
     Attributes:
         loss: Share of changed answers in all audits that have a result.
-        unusual_share: Share of questions that are far from the training questions of the gate.
+        drift: Share of questions that are far from the training questions of the gate.
         drift_test: Tests whether this share is too large.
         failed: Number of audits without a result.
     """
@@ -60,7 +60,7 @@ class LossMonitor:
 
     def __post_init__(self) -> None:
         self.reset_loss()
-        self.unusual_share = MeanConfidenceSequence(self.delta)
+        self.drift = MeanConfidenceSequence(self.delta)
         self.drift_test = GuaranteeTest(MIN_REPORTED_SHARE, self.delta)
         self._drift_tests: dict[str, GuaranteeTest] = {}  # by the name of the API key
 
@@ -115,7 +115,7 @@ class LossMonitor:
         """
         if distance is not None:
             key_test = self._drift_tests.setdefault(owner, GuaranteeTest(MIN_REPORTED_SHARE, self.delta))
-            for sequence in (self.unusual_share, self.drift_test, key_test):
+            for sequence in (self.drift, self.drift_test, key_test):
                 sequence.add(float(distance > FAR_DISTANCE))
 
     # --- bounds -----------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ class LossMonitor:
     def _describe_drift(self) -> dict[str, Any]:
         """Return the share of unusual questions with its bounds, and the API keys that send too many of them."""
         return {
-            "questions": self.unusual_share.n,
-            "mean": self.unusual_share.mean,
-            "low": self.unusual_share.low,
-            "high": self.unusual_share.high,
+            "questions": self.drift.n,
+            "mean": self.drift.mean,
+            "low": self.drift.low,
+            "high": self.drift.high,
             "drifted": self.drift_test.is_violated,
             "keys": sorted(name for name, test in self._drift_tests.items() if name and test.is_violated),
         }

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from knowgate.core.postgres.address import is_postgres_address
@@ -52,11 +54,17 @@ MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a 
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 
 
-class DecisionRow(NamedTuple):
+@dataclass(frozen=True)
+class DecisionRow:
     """Row of the table of decisions.
 
-    `at` is the start of the request, in seconds since 1970. `source_keys` are hashes of the chat messages from which the
-    question was made.
+    The keys (hashes of texts) are computed on first use, in the thread of the log, because long texts take a while.
+
+    Attributes:
+        at: Start of the request, in seconds since 1970.
+        question: The question, if its text is stored.
+        key_text: The question, if its key is stored.
+        source_texts: The chat messages from which the question was made, if their keys are stored.
     """
 
     id: str
@@ -64,8 +72,16 @@ class DecisionRow(NamedTuple):
     question: str | None
     record: str
     owner: str
-    question_key: str | None
-    source_keys: tuple[str, ...] = ()
+    key_text: str | None
+    source_texts: tuple[str, ...] = ()
+
+    @cached_property
+    def question_key(self) -> str | None:
+        return None if self.key_text is None else question_key(self.key_text)
+
+    @cached_property
+    def source_keys(self) -> tuple[str, ...]:
+        return tuple(map(question_key, self.source_texts))
 
 
 class Deletion(NamedTuple):
@@ -152,9 +168,8 @@ class DecisionLog:
             that are written together share one future, so do not cancel it.
         """
         text = question if self.stores_questions else None
-        key = question_key(question) if self.stores_keys and question is not None else None
-        source_keys = tuple(map(question_key, source_questions)) if self.stores_keys else ()
-        row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key, source_keys)
+        key_text, source_texts = (question, tuple(source_questions)) if self.stores_keys else (None, ())
+        row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key_text, source_texts)
         return self._enqueue(row)
 
     def _enqueue(self, row: DecisionRow) -> Future[None]:
@@ -181,6 +196,8 @@ class DecisionLog:
             self._n_writing = len(rows)
         if not commit.set_running_or_notify_cancel():
             commit = Future()  # the shared future was cancelled, so set the result of another one, which nobody reads
+        for row in rows:  # computed now, because the transaction locks the log for other processes
+            _ = row.question_key, row.source_keys
         try:
             with self._store.transaction(WRITE_LOCK) as transaction:
                 _insert_rows(transaction, _drop_deleted(transaction, rows))
@@ -392,9 +409,7 @@ def _store_feedback(
         ApiError: 429 if this owner has given too much feedback within a day.
     """
     count_others = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
-    delete_earlier = (
-        "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)"  # NULL: from old versions
-    )
+    deletion = "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)"  # NULL: from old versions
     with store.transaction(WRITE_LOCK) as transaction:  # no process can delete the decision meanwhile
         if transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (id,)).fetchone() is None:
             return False
@@ -403,7 +418,7 @@ def _store_feedback(
             message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
             raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
         now = time.time()
-        transaction.execute(delete_earlier, (id, owner))
+        transaction.execute(deletion, (id, owner))
         transaction.execute(INSERT_FEEDBACK, (id, now, rating, comment, owner))
         if correction:
             transaction.execute("DELETE FROM corrections WHERE decision = ?", (id,))
@@ -428,9 +443,6 @@ def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list
 
 
 def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
-    """Return whether a client has deleted a decision, by its id or question, before it was written.
-
-    Owner None means that the decisions of all API keys were deleted.
-    """
+    """Return whether a client has deleted a new decision by its id or question. Owner None means all API keys."""
     is_meant = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
     return is_meant and row.at <= deleted_at and owner in (None, row.owner)

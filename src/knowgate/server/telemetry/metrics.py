@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -22,7 +22,8 @@ from knowgate.server.learning.learner import TrafficLearner
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry.trace import RequestTrace
 
-FORMAT_SECONDS = 0.2  # pause between two times that the metrics are formatted
+Result = TypeVar("Result")
+PAUSE_SECONDS = 0.2  # between two runs of a shared call
 DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Name of a gauge -> its description, and the function that reads its value (None: no value yet).
 ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
@@ -38,11 +39,38 @@ ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
         "Number of API keys whose requests retrieve because too many of their answers change.",
         lambda monitor: len(monitor.key_alarms),
     ),
-    "far": (
-        "Share of questions of this worker that are unlike the training data.",
-        lambda monitor: monitor.unusual_share.mean,
-    ),
+    "far": ("Share of questions of this worker that are unlike the training data.", lambda monitor: monitor.drift.mean),
 }
+
+
+class SharedCall(Generic[Result]):
+    """Call whose result is shared by all requests that wait for it.
+
+    It runs once at a time, with pauses. A request never gets a result from before its arrival.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Task[Result] | None = None  # the call that has not started yet
+        self._lock = asyncio.Lock()
+        self._next_start = 0.0  # earliest time of `time.monotonic`
+
+    async def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Await `work()`, or the same call of another request."""
+        if self._waiting is None:
+            self._waiting = asyncio.create_task(self._run_after_pause(work))
+            # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
+            self._waiting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._waiting)
+
+    async def _run_after_pause(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Wait until the call before has ended and for the pause, then run. Other requests run in between."""
+        async with self._lock:
+            await asyncio.sleep(max(0.0, self._next_start - time.monotonic()))
+            self._waiting = None  # later requests get a newer result
+            try:
+                return await work()
+            finally:
+                self._next_start = time.monotonic() + PAUSE_SECONDS
 
 
 class ServerMetrics:
@@ -55,8 +83,7 @@ class ServerMetrics:
     def __init__(self, breakers: list[CircuitBreaker | BreakersByKey]):
         self.registry = CollectorRegistry()
         self.breakers = breakers
-        self._formatting: asyncio.Task[bytes] | None = None  # requests wait for it together
-        self._next_format = 0.0  # earliest time of `time.monotonic`
+        self._formatting = SharedCall[bytes]()
         self.requests = self._counter("requests", "Requests by route and status.", ["route", "status"])
         labels = ["decision", "reason", "gate", "way"]
         self.decisions = self._counter(
@@ -123,17 +150,11 @@ class ServerMetrics:
 
     async def format_shared(self, learner: TrafficLearner | None) -> bytes:
         """Return all metrics as `format` does, formatted once for all requests that wait for them."""
-        if self._formatting is None:
-            self._formatting = asyncio.create_task(self._format_after_pause(learner))
-        return await asyncio.shield(self._formatting)
 
-    async def _format_after_pause(self, learner: TrafficLearner | None) -> bytes:
-        """Format the metrics, but not more often than every `FORMAT_SECONDS`. Other requests run in between."""
-        await asyncio.sleep(max(0.0, self._next_format - time.monotonic()))
-        self._formatting = None  # later requests get newer metrics
-        text = self.format(learner)
-        self._next_format = time.monotonic() + FORMAT_SECONDS
-        return text
+        async def format_all() -> bytes:
+            return self.format(learner)
+
+        return await self._formatting.run(format_all)
 
     def format(self, learner: TrafficLearner | None) -> bytes:
         """Return all metrics in the text format of Prometheus.

@@ -282,9 +282,9 @@ class UpstreamClient:
     @property
     def default_model(self) -> str | None:
         """The default model for requests with this server's own login, if it is known."""
-        return self._default_models.get(self._get_account(Headers()))
+        return self._default_models.get(self.get_account(Headers()))
 
-    def _get_account(self, headers: Headers) -> tuple[str, ...]:
+    def get_account(self, headers: Headers) -> tuple[str, ...]:
         """Return the headers by which the upstream knows whose request it is."""
         sent = self._build_headers(headers)
         return tuple(sent.get(name, "") for name in ("Authorization", *ACCOUNT_HEADERS))
@@ -295,7 +295,7 @@ class UpstreamClient:
         Raises:
             ApiError: 404 if the upstream lists no models.
         """
-        account = self._get_account(headers)
+        account = self.get_account(headers)
         if account not in self._default_models:
             names = [model.get("id") for model in await self.list_models(headers)]
             if not names or not isinstance(names[0], str):

@@ -46,6 +46,7 @@ from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Readi
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 CHECK_SPACING_DIVISOR = 200  # a text of 400 pieces is checked at every second piece, one of 600 at every third piece
+MAX_BEGINNING_CHARS = 2_000  # of a streamed answer that an arbiter reads to accept its beginning
 PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
 STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
 
@@ -167,17 +168,22 @@ async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> Ups
 
 
 async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
-    """Read a streamed answer until `is_enough` accepts the text so far."""
+    """Read a streamed answer until `is_enough` accepts its beginning, or to the end."""
+    beginning = ""
+    piece_count = 0  # number of pieces of text in `beginning`
     next_check = 0  # number of pieces of text at which `is_enough` is called next
 
     def is_done(answer: StreamedResponse) -> bool:
         """Return whether `is_enough` accepts the text so far. Long texts are checked more rarely, to save time."""
-        nonlocal next_check
+        nonlocal beginning, piece_count, next_check
+        if len(beginning) == MAX_BEGINNING_CHARS:  # it was rejected, and does not grow any more
+            return False
+        beginning = "".join([beginning, *answer.texts[piece_count:]])[:MAX_BEGINNING_CHARS]
         piece_count = len(answer.texts)
         if piece_count < next_check:
             return False
         next_check = piece_count + piece_count // CHECK_SPACING_DIVISOR
-        return is_enough("".join(answer.texts))
+        return is_enough(beginning)
 
     return await _read_stream(response, is_done)
 
@@ -355,8 +361,12 @@ async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> Tok
     """
     if draft.has_ended and draft.remaining_lines is not None:
         await draft.read_to_end()  # the token counts follow the text
-    # A large answer is parsed in a thread, so that other requests need not wait.
-    usage = await response_body.run_for_size(len(draft.content), functools.partial(_find_usage, draft))
+    return await asyncio.to_thread(_count_tokens, draft, request)  # because both texts can be large
+
+
+def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
+    """Return the token counts of an answer and its prompt, as `measure_draft` does."""
+    usage = _find_usage(draft)
     prompt_tokens = usage.get("prompt_tokens")
     if not isinstance(prompt_tokens, int):
         prompt_tokens = round(estimate_tokens(json.dumps(request.get("messages"))))

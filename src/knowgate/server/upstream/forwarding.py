@@ -26,7 +26,7 @@ from knowgate.server import streaming
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
 from knowgate.server.chat.request_options import is_knowgate_model
-from knowgate.server.json_api import parse_request
+from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
@@ -75,10 +75,12 @@ class ForwardedRequest:
         """The body to forward."""
         return self.body if self.changed_body is None else self.changed_body
 
-    @property
-    def content(self) -> bytes:
-        """The body to forward, as bytes."""
-        return self.raw_body if self.changed_body is None else json.dumps(self.changed_body).encode()
+    async def write_content(self) -> bytes:
+        """Return the body to forward, as bytes."""
+        if self.changed_body is None:
+            return self.raw_body
+        is_large = len(self.raw_body) > LARGE_BODY_BYTES
+        return await run_for_size(len(self.raw_body), partial(dump_json, self.changed_body, is_large=is_large))
 
     @property
     def is_streaming(self) -> bool:
@@ -358,7 +360,7 @@ class UpstreamForwarder:
     async def forward(self, request: ForwardedRequest, path: str = CHAT_PATH) -> Response:
         """Forward the request, and add the `knowgate` object to the response."""
         with request.trace.measure("answer"):
-            response = await self.upstream.send("POST", path, request.content, request.headers)
+            response = await self.upstream.send("POST", path, await request.write_content(), request.headers)
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
         return _make_stream_response(self.upstream, response, request, streaming.StreamAnnotator(request.trace))
@@ -366,7 +368,7 @@ class UpstreamForwarder:
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision, such as one for embeddings. The response body stays unchanged."""
         await self.set_model(request)
-        response = await self.upstream.send("POST", path, request.content, request.headers)
+        response = await self.upstream.send("POST", path, await request.write_content(), request.headers)
         if response.status == 200 and response.content_type == EVENT_STREAM:
             return _make_stream_response(self.upstream, response, request, None)
         return await forward_response(self.upstream, response, request.trace, annotates_body=False)

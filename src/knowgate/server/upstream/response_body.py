@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from knowgate.core.validation import MAX_DEPTH, check_parsed_value
+from knowgate.core.validation import MAX_DEPTH, check_json_depth
 from knowgate.errors import BadInput
 from knowgate.models.backend import FairExecutor
 from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values, load_json
@@ -90,9 +90,9 @@ def parse_upstream_json(content: bytes) -> Any:
         raise InvalidResponse(f"the body of the reply has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
         # Other encodings of JSON are rejected, because the object `knowgate` is inserted into the bytes as UTF-8.
-        value = load_json(content.decode("utf-8-sig", "surrogatepass"))
-        if content.count(b"[") + content.count(b"{") > MAX_DEPTH:  # other texts cannot be nested too deeply
-            check_parsed_value(value, "the response", allow_surrogates=True)
+        text = content.decode("utf-8-sig", "surrogatepass")
+        value = load_json(text)
+        check_json_depth(text, "the response")
     except (RecursionError, BadInput):
         raise InvalidResponse(f"the JSON is nested more than {MAX_DEPTH} levels deep") from None
     except ValueError:
