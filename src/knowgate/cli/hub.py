@@ -18,7 +18,7 @@ JUDGE_EXPORT = "knowgate.training.judges.gguf_export:export_judge"  # needs torc
 
 
 def export_judge_command(
-    gate: Annotated[Path, path_argument("GATE", "Folder of a fitted gate: judge, gain or ik (lora).")],
+    gate: Annotated[Path, path_argument("GATE", "Folder of a fitted gate of the kind judge, gain, or ik with lora.")],
     out: Annotated[Path, path_option("DIR", "Folder to write the new gate to.")],
     numbers: Annotated[
         Literal["q8_0", "f16"],

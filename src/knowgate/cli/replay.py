@@ -67,9 +67,8 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
     """Show what each threshold would have saved and risked on logged traffic.
 
     Everything is compared with always retrieving. On a label run, the risk is the share of correct answers lost. A log
-    has no correct answers. There, the risk is the share of questions with different answers with and without passages.
-    The risk is unknown unless 100 skipped questions have both answers. They must include 100, or all, of the skipped
-    questions that the log retrieved for.
+    has no correct answers, so there the risk is the share of skipped questions whose answers with and without passages
+    differ. It is unknown if fewer than 100 skipped questions have both answers.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """

@@ -210,7 +210,7 @@ def _load_table(
     table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
     if not options.drop_seen:
         return table
-    judges = [str(options.second_look)] if options.second_look else []  # a judge of passages is a fitted gate, too
+    judges = [str(options.second_look)] if options.second_look else []  # the judge that drops useless passages
     return drop_seen_rows(table, [*gates, *judges], get_arbiter_folder(arbiter))
 
 

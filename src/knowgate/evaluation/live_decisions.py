@@ -209,7 +209,11 @@ class Decider:
         return [self._decide(gate, questions) for gate in self.gates]
 
     def _decide(self, gate: Gate, questions: Sequence[Question]) -> GateDecisions:
-        """Let one gate decide, and measure the time."""
+        """Let one gate decide on all questions.
+
+        The result has the gate's needs for retrieval, its scores before calibration, how far each question is from
+        the training questions, and the time taken.
+        """
         start = time.perf_counter()
         ids = [question.id for question in questions]
         readings = read_questions(self.model, [gate], questions, self.prompts)

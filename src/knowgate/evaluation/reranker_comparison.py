@@ -126,7 +126,8 @@ def compare_rerankers(
     """Compare rerankers by the rank of helpful passages and by LLM answers.
 
     Args:
-        sources: Which passages help, by each method of measuring. The LLMs answer only the questions of the first source.
+        sources: For each method of measuring, which passages help with a question. The LLMs answer only the questions of
+            the first one.
         rerankers: Rerankers by name.
         answerers: LLMs by name; None to let no LLM answer.
         controls: Also compare two baselines that do not read the question. The first ranks short passages first. The

@@ -35,7 +35,8 @@ class ActionResult:
 
     Attributes:
         gate: Name of the gate.
-        price: Price of a search, in correct answers: at 0.05, twenty searches cost as much as one correct answer is worth.
+        price: Price of a search, as a share of what a correct answer is worth. At 0.05, twenty searches cost as much as
+            one correct answer is worth.
         shares: Share of the questions that get each action, in the order of `ACTIONS`.
         searches: Mean number of searches per question.
         accuracy: Accuracy of the final answers.

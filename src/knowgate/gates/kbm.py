@@ -124,7 +124,10 @@ class KbmGate(FittedGate):
         return np.asarray(confidence >= compute_kbm_confidence(self.judge, self.head, prompts_without_passages))
 
     def _check_passage_training(self) -> None:
-        """Raise BadSetting if the judge was trained without passages. Older folders do not record this, and pass."""
+        """Raise BadSetting if the judge was trained without passages.
+
+        Gate folders of earlier versions do not record how the judge was trained. They are accepted.
+        """
         if not self.artifact.options.get(PASSAGE_EXAMPLES, 1):
             raise BadSetting(
                 f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot filter them. Run `knowgate "

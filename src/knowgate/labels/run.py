@@ -213,7 +213,7 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
 
 def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
-    """Return the settings that only some runs have, such as those of a reranker or of further answers."""
+    """Return the settings that only some runs have, such as the name of the reranker or the number of samples."""
     options, reranker, second_grader = labeler.options, labeler.reranker, labeler.second_grader
     settings: dict[str, Any] = {
         "second_grader": second_grader and second_grader.name,

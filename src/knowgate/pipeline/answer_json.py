@@ -81,7 +81,10 @@ def get_complete_draft(answer: Answer, max_tokens: int) -> str | None:
 
 
 def _choice_record(choice: ArbiterChoice) -> dict[str, Any]:
-    """Convert an arbiter's choice to plain data. `believed` holds the probability of each answer to be right."""
+    """Convert an arbiter's choice between two answers to plain data.
+
+    The draft is the answer without passages. `believed` holds the probability that each answer is right.
+    """
     record: dict[str, Any] = {
         "given": "draft" if choice.is_closed_book else "passages",
         "arbiter": choice.arbiter,

@@ -37,7 +37,7 @@ FUNCTION_WORDS = frozenset([*_FUNCTION_WORDS.split(), *"的了呢吗吧是在那
 
 
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
-    """Rewrite a follow-up question to stand alone. Other questions, and those that a rule decides, stay as they are.
+    """Rewrite a follow-up question so that it stands alone. Other questions stay as they are.
 
     Example: "When was she born?" becomes "When was Jane Austen born?".
 

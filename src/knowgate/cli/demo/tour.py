@@ -178,7 +178,7 @@ class DemoRecord:
 
 
 def read_demo_record() -> DemoRecord:
-    """Read the recorded results in the package."""
+    """Read the results of an 8B LLM that were recorded for the demo. They are a file in this package."""
     file = comparison.demo_folder() / "judge.json"
     return read_record(DemoRecord, read_json(file), str(file))
 

@@ -133,13 +133,13 @@ class FittedArbiter(FittedComponent, Arbiter):
 
 
 class FittedRulesArbiter(FittedArbiter):
-    """Gives the answer without passages if only the answer with passages abstains.
+    """Chooses the answer with passages, unless it alone says "I don't know" or the like.
 
     Needs: the texts of both answers. Cost: nothing beyond the closed-book answer.
     """
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        """Return how probably each answer is right; columns: closed-book, open-book."""
+        """Return the probability that each answer is right. The columns are: without passages, with passages."""
         return estimate_by_rules(answers)
 
 

@@ -135,7 +135,10 @@ def has_guarantee_without_arbiter(gate: Gate) -> bool:
 
 
 def _get_guarantee(gate: Gate) -> Mapping[str, Any] | None:
-    """Return the guarantee of a gate with its evidence, or None. The raw scores (verdict=own) have no guarantee."""
+    """Return the guarantee of a gate with its evidence, or None.
+
+    A gate that decides by its scores before calibration (`verdict` is "own") has no guarantee.
+    """
     if not isinstance(gate, FittedGate) or gate.verdict == "own":
         return None
     return cast(Mapping[str, Any] | None, gate.artifact.manifest.get("guarantee"))

@@ -89,7 +89,7 @@ class ServerLabelReader:
     def read_first_labels(self, prompt: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
         """Return the log-probability that the answer begins with a label, such as 'true', for each label.
 
-        The top log-probabilities of the API lack improbable labels. This method returns these, too.
+        The API lists only the most probable tokens. This method also returns labels that are improbable.
 
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.

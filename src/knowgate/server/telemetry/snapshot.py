@@ -124,7 +124,7 @@ class DecisionTotals(BaseModel):
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
 
     def merge(self, other: DecisionTotals) -> None:
-        """Add the sums of another process to each field."""
+        """Add each sum of another process to the same sum of this one."""
         for name, value in other:
             setattr(self, name, getattr(self, name) + value)
 

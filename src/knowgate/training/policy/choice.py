@@ -218,9 +218,13 @@ def _choose_constant(questions: GradedQuestions) -> PolicyChoice:
 
 
 def _explain_constant(questions: GradedQuestions, choice: PolicyChoice) -> PolicyChoice:
-    """Add the reason why a constant policy was chosen, and how many questions could prove another policy safe."""
+    """Add the reason why a constant policy was chosen: one that always retrieves, or never does.
+
+    If a better policy was tried, but its loss is not proven to be small, the reason names it. The choice then also gets
+    the number of questions that could prove it safe.
+    """
     nearest = _find_nearest_unproven(questions, choice.constant)
-    if nearest is None:  # it is not for lack of proof that no other policy was chosen
+    if nearest is None:  # the reason is not that a proof is missing
         _, reason = _select(questions, choice.tried)
         return replace(choice, reason=reason)
     violation = nearest.describe_violation(questions.options, choice.reference.name)
