@@ -121,13 +121,18 @@ class IkSweepOptions(Options):
 
     test: list[Path] = option([], "Label run to test on; repeatable. Default: the test split.", metavar="RUN")
     tokens: str = option(
-        "0,8,32,128", "Numbers of draft tokens that the judge reads (T in the paper), separated by commas."
+        "0,8,32,128",
+        "How many draft tokens the judge reads (T in the paper): counts to compare, separated by commas.",
     )
-    rows: str = option("all", "Numbers of training questions, separated by commas. `all` stands for all questions.")
+    rows: str = option(
+        "all",
+        "How many questions to train on: counts to compare, separated by commas. `all` stands for all questions. "
+        "Example: 100,500,all",
+    )
     grades: str = option(
         "",
-        "Graders whose grades are learned, separated by commas: `exact`, `contains` or `judge`. Default: the "
-        "grader that the label runs used.",
+        "Graders to compare, from whose grades the judge learns, separated by commas: `exact`, `contains` or `judge`. "
+        "Default: the grader that the label runs used.",
     )
     judge: str | None = option(None, "LLM that grades the answers. Used with --grades judge.")
     mode: str = option("lora", "Kind of judge: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings).")
@@ -171,12 +176,22 @@ class DhiclSweepOptions(Options):
 
     history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
     model: str | None = option(
-        None, "LLM that makes new decisions. Default: the decisions that are stored in the runs."
+        None, "LLM that makes missing decisions. Default: no LLM; only decisions that are stored in the runs are used."
     )
-    gates: list[str] | None = option(None, "Other gates in the first table, separated by commas.")
-    k: Count = option(20, "Number of logged questions shown to the LLM, in tables that do not vary this number.")
-    counts: str = option(",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare.")
-    words: str = option(",".join(LABEL_WORD_PAIRS), "Word pairs to compare, `known/unknown`, separated by commas.")
+    gates: list[str] | None = option(
+        None, "Gates to compare DH-ICL with in the first table (accuracy and retrieval rate), separated by commas."
+    )
+    k: Count = option(
+        20, "Number of logged questions shown to the LLM. The table that compares such numbers uses `counts` instead."
+    )
+    counts: str = option(
+        ",".join(map(str, EXAMPLE_COUNTS)),
+        "How many logged questions to show to the LLM: counts to compare, separated by commas.",
+    )
+    words: str = option(
+        ",".join(LABEL_WORD_PAIRS),
+        "Label words to compare: pairs of a word for known and a word for unknown, such as yes/no, separated by commas.",
+    )
     embedder: str | None = option(
         None, "Embedding model that finds similar logged questions. Default: the embedding model of the log."
     )
@@ -250,14 +265,18 @@ class SelfAssessmentOptions(Options):
 
     model: str = option("smollm", "LLM that assesses itself, such as smollm.")
     words: str = option(
-        "true/false", "Pairs of words for known and unknown, one of which the LLM answers. Example: true/false,yes/no"
+        "true/false",
+        "Words with which the LLM says that it knows or does not know the answer: one or more pairs, separated by commas. "
+        "Example: true/false,yes/no",
     )
-    history: str | None = option(None, "Log of earlier questions. Adds methods that show similar questions to the LLM.")
+    history: str | None = option(
+        None, "Log of earlier questions. Adds rows to the table for methods that show similar questions to the LLM."
+    )
     k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = option(
         None,
-        "LLM that reads free statements of the answering LLM about whether it knows. `self` uses the same "
-        "LLM. Adds a method to the tables.",
+        "LLM that judges from a statement of the assessed LLM, in its own words, whether that LLM knows the answer. `self`: "
+        "the assessed LLM judges its own statement. Adds a row to the table.",
     )
     gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, by name or folder.")
     plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")

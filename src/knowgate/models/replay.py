@@ -248,7 +248,7 @@ class ReplayModel(Backend):
             if key not in self._offsets:
                 raise ModelError(
                     f"the recording {self._folder} has no '{method}' result for the prompt {_shorten_prompt(prompt)} with these "
-                    "settings. Record again with both."
+                    "settings. Record again with this prompt and these settings."
                 )
             results.append(self._decode(key, decode))
         return results

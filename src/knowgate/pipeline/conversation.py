@@ -162,5 +162,7 @@ def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
     role = message.get("role")
     content = message.get("content")
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        raise BadInput("every message must be an object with the text 'role' and the non-empty text 'content'.")
+        raise BadInput(
+            "every message must be an object with the fields 'role' (a text) and 'content' (a text that is not empty)."
+        )
     return role, content

@@ -43,8 +43,8 @@ class FitOptions(Options):
     )
     max_loss: float | None = option(
         None,
-        "Limit for the default threshold: the share of right answers on held-out questions that it may lose, "
-        "minus those that it gains. Default: 0.01.",
+        "Largest net loss of the default threshold on held-out questions: the share of right answers that it loses, minus "
+        "the share that it gains. Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",

@@ -42,13 +42,15 @@ class PreferenceOptions(Options):
     source: Literal["likelihood", "benefit", "confidence"] | None = option(
         None,
         "How the effect of a passage is measured: `likelihood` (it makes the gold answer more likely), "
-        "`benefit` (the answer with it is right) or `confidence` (it makes the LLM more confident, as a probe reads "
-        f"it; CBDR). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
+        "`benefit` (the answer with it is right) or `confidence` (it makes the LLM more confident, measured with the probe "
+        f"`gate`, as in the CBDR paper). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
     )
-    gate: str | None = option(None, "Folder of a fitted probe that reads the LLM's confidence.", metavar="PROBE")
+    gate: str | None = option(
+        None, "Folder of a fitted probe that predicts the LLM's confidence from its hidden states.", metavar="PROBE"
+    )
     index: str | None = option(
         None,
-        "Where candidate passages are searched: an index folder, a search endpoint (`http:` before its URL) "
+        "Where to search for candidate passages: an index folder, a search endpoint (`http:` before its URL) "
         "or a search engine.",
     )
     data: str | None = option(
@@ -56,7 +58,7 @@ class PreferenceOptions(Options):
     )
     candidates: int = option(20, "Number of candidate passages per question.", ge=2)
     top: Count = option(
-        DEFAULT_TOP, "Maximum number of passages per question to keep of each kind: helpful ones and others."
+        DEFAULT_TOP, "For each question, keep at most this many helpful passages and this many other passages."
     )
     cut: Count | None = option(
         None,
@@ -64,7 +66,9 @@ class PreferenceOptions(Options):
         "alone matters.",
     )
     split: Literal["train", "dev", "test"] | None = option(
-        None, "Split for all questions: `train`, `dev` or `test`. Default: the division that `knowgate fit` makes."
+        None,
+        "Assign all questions to this split: `train`, `dev` or `test`. Default: divide them among the splits as `knowgate "
+        "fit` does.",
     )
     limit: Count | None = option(None, "Maximum number of questions to use.")
     seed: Seed = option(0, "Random seed of the division into splits.")

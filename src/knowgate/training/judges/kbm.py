@@ -40,10 +40,15 @@ class KBMOptions(JudgeFitOptions):
 
     head: Literal["mastery", "certainty"] = option(
         "mastery",
-        "What the gate decides by: `mastery` (the share of right samples) or `certainty` (how far the samples agree).",
+        "What the gate decides by: `mastery` (the share of sampled answers that are right) or `certainty` (how much the "
+        "sampled answers agree).",
     )
     tau: float | None = option(
-        None, "Minimum value of a question that counts as known. Default: the best value on the dev split.", gt=0, le=1
+        None,
+        "A question counts as known if its mastery or certainty (see `head`) is at least this value. Default: the best "
+        "value on the dev split.",
+        gt=0,
+        le=1,
     )
     epochs: Count = option(3, "Passes over the training examples.")
 

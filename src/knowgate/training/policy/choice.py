@@ -251,7 +251,7 @@ def apply_policy(
     """
     if chosen.arbiter and prefers_closed_book is None:
         raise BadInput(
-            f"it is not given which answers the arbiter '{chosen.arbiter}' chose. Pass that as `prefers_closed_book`."
+            f"the choices of the arbiter '{chosen.arbiter}' are missing. Pass them as `prefers_closed_book`."
         )
     # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
     values = np.full(len(closed_book_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
