@@ -65,9 +65,7 @@ class DoctorOptions(Options):
     """Options of `knowgate doctor`."""
 
     everything: bool = option(False, "Show all checks, including optional packages.", flag="--all")
-    serve: bool = option(
-        False, "Check whether `knowgate serve` would start, instead of checking the installation.", flag="--serve"
-    )
+    serve: bool = option(False, "Check whether `knowgate serve` would start, and nothing else.", flag="--serve")
     config: Path | None = option(
         None, "Settings file to check with --serve. Default: knowgate.toml in this folder, if any.", metavar="FILE"
     )

@@ -38,15 +38,13 @@ class RerankEvaluationOptions(Options):
 
     base: str | None = option(
         None,
-        "Untrained cross-encoder to compare the reranker with. Default: the copy that is stored with the reranker.",
+        "Untrained cross-encoder to compare with. Default: the copy that is stored with the reranker.",
         metavar="DIR",
     )
     model: list[str] = option(
         [], "LLM that also answers the questions, with the first passages of each reranker. May be repeated."
     )
-    top: str = option(
-        "1,3", "How many passages the LLMs get to answer: one or more counts, separated by commas. Used with `model`."
-    )
+    top: str = option("1,3", "Numbers of passages to give the LLMs, separated by commas. Used with `model`.")
     controls: bool = option(
         False,
         "Also compare two baselines that ignore the question. One sorts passages by length, the other by how "
@@ -58,9 +56,7 @@ class RerankEvaluationOptions(Options):
         "Also compare a variant that skips reranking if the retriever is sure: its first passage scores higher than "
         "its second by this share, such as 0.2.",
     )
-    split: Literal["test", "dev", "train"] = option(
-        "test", "Split of the questions that the rerankers are compared on."
-    )
+    split: Literal["test", "dev", "train"] = option("test", "Compare on the questions of this split.")
     limit: Count | None = option(None, "Maximum number of questions per data set.")
 
 

@@ -47,9 +47,7 @@ class FitRerankerOptions(Options):
         "contain the answer. May be repeated.",
     )
     relevance_index: str | None = option(
-        None,
-        "Index with further passages for the questions of `relevance`. Those without the answer serve as negative "
-        "examples. Default: only the passages that come with the questions.",
+        None, "Index to search for more passages for `relevance`. Default: only the questions' own passages."
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
     temperature: float = option(
@@ -61,9 +59,7 @@ class FitRerankerOptions(Options):
     batch: Count | None = option(
         None, "Number of questions per training step. Default: 8 with --pref, 16 with `relevance` alone."
     )
-    learning_rate: float | None = option(
-        None, "Highest learning rate. Default: 6e-5 with --pref, 5e-5 with `relevance` alone.", gt=0
-    )
+    learning_rate: float | None = option(None, "Peak learning rate. Default: 6e-5 (`relevance` alone: 5e-5).", gt=0)
     question_unread: bool = option(
         False,
         "Hide the question from the reranker. This shows how much the ranking depends on the passages alone.",
@@ -212,9 +208,7 @@ def _print_training_notes(alignment: TrainingLog) -> None:
     if selection:  # None if the last weights were kept without a check
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if not selection.share:  # no weights during the training were better than the base (the untrained model)
-            inform(
-                "Training did not improve the base model, so it is kept. Measure more questions, or set another --learning-rate."
-            )
+            inform("Training did not improve the base, so it is kept. Use more questions or another --learning-rate.")
     if alignment.groups < MIN_USEFUL_QUESTIONS:
         counts = f"{alignment.groups} questions only (the CBDR paper: {PAPER_QUESTIONS:,})"
         inform(f"The reranker was trained on {counts}. Run knowgate prefer on more questions.")

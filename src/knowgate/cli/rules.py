@@ -19,10 +19,7 @@ from knowgate.gates.rules.rule_set import load_rules
 from knowgate.gates.rules.topic_rule import RuleMatch
 
 app = typer.Typer(help="List the routing rules, or test them on questions. Rules decide before the gate does.")
-RulesFile = Annotated[
-    Path | None,
-    path_option("FILE", "TOML file with your own rules, which are tried before the packaged rules.", "--rules"),
-]
+RulesFile = Annotated[Path | None, path_option("FILE", "TOML file of rules to try before packaged ones.", "--rules")]
 
 
 @app.callback(invoke_without_command=True)

@@ -121,14 +121,9 @@ class IkSweepOptions(Options):
 
     test: list[Path] = option([], "Label run to test on; repeatable. Default: the test split.", metavar="RUN")
     tokens: str = option(
-        "0,8,32,128",
-        "How many draft tokens the judge reads (T in the paper): counts to compare, separated by commas.",
+        "0,8,32,128", "Draft lengths to compare, in tokens that the judge reads (T in the paper), separated by commas."
     )
-    rows: str = option(
-        "all",
-        "How many questions to train on: counts to compare, separated by commas. `all` stands for all questions. "
-        "Example: 100,500,all",
-    )
+    rows: str = option("all", "Training set sizes to compare, such as 100,500,all. `all` stands for all questions.")
     grades: str = option(
         "",
         "Graders to compare, from whose grades the judge learns, separated by commas: `exact`, `contains` or `judge`. "
@@ -178,19 +173,11 @@ class DhiclSweepOptions(Options):
     model: str | None = option(
         None, "LLM that makes missing decisions. Default: no LLM; only decisions that are stored in the runs are used."
     )
-    gates: list[str] | None = option(
-        None, "Gates to compare DH-ICL with in the first table (accuracy and retrieval rate), separated by commas."
-    )
-    k: Count = option(
-        20, "Number of logged questions shown to the LLM. The table that compares such numbers uses `counts` instead."
-    )
-    counts: str = option(
-        ",".join(map(str, EXAMPLE_COUNTS)),
-        "How many logged questions to show to the LLM: counts to compare, separated by commas.",
-    )
+    gates: list[str] | None = option(None, "Gates to compare with DH-ICL in the first table, separated by commas.")
+    k: Count = option(20, "Number of logged questions shown to the LLM, except where `counts` are compared.")
+    counts: str = option(",".join(map(str, EXAMPLE_COUNTS)), "Values of `k` to compare, separated by commas.")
     words: str = option(
-        ",".join(LABEL_WORD_PAIRS),
-        "Label words to compare: pairs of a word for known and a word for unknown, such as yes/no, separated by commas.",
+        ",".join(LABEL_WORD_PAIRS), "Pairs of known/unknown words, such as yes/no, separated by commas."
     )
     embedder: str | None = option(
         None, "Embedding model that finds similar logged questions. Default: the embedding model of the log."
@@ -265,12 +252,10 @@ class SelfAssessmentOptions(Options):
 
     model: str = option("smollm", "LLM that assesses itself, such as smollm.")
     words: str = option(
-        "true/false",
-        "Words with which the LLM says that it knows or does not know the answer: one or more pairs, separated by commas. "
-        "Example: true/false,yes/no",
+        "true/false", "Pairs of words for known and unknown, one of which the LLM answers. Example: true/false,yes/no"
     )
     history: str | None = option(
-        None, "Log of earlier questions. Adds rows to the table for methods that show similar questions to the LLM."
+        None, "Log of earlier questions. Adds rows for methods that show similar ones to the LLM."
     )
     k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = option(

@@ -45,10 +45,7 @@ class EvaluateOptions(LiveOptions):
     """Options of `evaluate`."""
 
     out: Path | None = option(
-        None,
-        "Output folder for report.html, summary.json and table.md. The answers to the questions of `data` are stored in "
-        "its folder runs.",
-        metavar="DIR",
+        None, "Folder for report.html, summary.json, table.md, and answers to the questions in `data`.", metavar="DIR"
     )
     drop_seen: bool = option(
         False, "Leave out questions that a gate was fitted on. Default: such questions are an error."
@@ -157,8 +154,7 @@ def _check_source(
         )
     if not gates:
         raise BadSetting(
-            "no gate is given. Name a gate, which decides when to search, or set gates='auto' to evaluate all. To list the "
-            "names: knowgate gates"
+            "no gate is given. A gate decides when to search. To evaluate all, set gates='auto'. To list them: knowgate gates"
         )
 
 

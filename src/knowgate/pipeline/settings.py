@@ -96,16 +96,10 @@ class PipelineOptions(DecisionOptions):
         "Folder of a fitted gate `kbm` that drops useless passages. `DIR,verdict=own` drops them as in the KBM paper.",
     )
     log: PlainText | None = option(
-        None,
-        "Where to log questions and whether the LLM knew the answer, for gates that learn from them: an SQLite file or "
-        "postgresql://...",
-        metavar="DB",
-        repr=False,
+        None, "Log of which questions the LLM can answer: an SQLite file or postgresql://...", metavar="DB", repr=False
     )
     log_drafts: bool = option(
-        False,
-        "Log more questions: if the gate has read no complete answer from memory, the LLM also generates one. `log` needs it "
-        "to tell whether the LLM knew the answer.",
+        False, "To `log` more questions, also generate an answer from memory if the gate reads no complete one."
     )
     k: Count = option(3, "Maximum number of passages shown to the LLM.")
     max_tokens: Count = option(32, "Maximum length of an answer in tokens.")

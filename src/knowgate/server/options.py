@@ -58,8 +58,7 @@ class ServeOptions(Options):
         "at the end of the system prompt. documents: in a separate field named documents.",
     )
     cite: bool = option(
-        True,
-        "With `upstream`: ask the LLM to name each passage that it uses by its number, [id]. Never done in JSON mode.",
+        True, "With `upstream`: ask the LLM to cite each passage that it uses, as [id]. Never done in JSON mode."
     )
     host: str = option("127.0.0.1", "Address to listen on. An address that other machines can reach requires `keys`.")
     port: int = option(8080, "Port to listen on.", ge=0, le=65535)
@@ -103,9 +102,8 @@ class ServeOptions(Options):
 
     audit: Share = option(
         0.0,
-        "Share of requests to audit. If an audited request was answered without passages, the server also answers it with "
-        "passages, after it has sent the response. This measures how often the answer changes if retrieval is skipped. "
-        "Needs `decisions`.",
+        "Share of requests to audit. If an audited request was answered without passages, the server answers it again with "
+        "passages, after the response, to measure how often skipping retrieval changes the answer. Needs `decisions`.",
     )
     share_labels: bool = option(
         False,
@@ -126,11 +124,7 @@ class ServeOptions(Options):
         lt=1,
     )
     confidence: float = option(
-        0.95,
-        "With `audit`: confidence level of the measured share of changed answers, and of the alarm if this share exceeds "
-        "`max_changed`.",
-        gt=0,
-        lt=1,
+        0.95, "With `audit`: confidence level of the measured share of changed answers and of the alarm.", gt=0, lt=1
     )
     shadow: bool = option(False, "Always retrieve, and only log what the gate would decide.")
     canary: Share | None = option(
@@ -210,8 +204,7 @@ def load_serve_options(settings: PipelineOptions, overrides: ServeOptions | None
     if misplaced:
         name = misplaced[0]
         raise BadSetting(
-            f"knowgate.toml: the table [serve] has no option '{name}'. Move the line '{name} = ...' to the top of the file, "
-            "before the first table."
+            f"knowgate.toml: the table [serve] has no option '{name}'. Move '{name}' to the top, before the first table."
         )
     changes = {} if overrides is None else get_set_fields(overrides)
     return read_options(ServeOptions, {**settings.serve, **changes}, "knowgate.toml [serve]")

@@ -98,10 +98,7 @@ def _predict_right(fitted: FittedJudge, encoder: PairEncoder, indices: Sequence[
 def _check_passages(pairs: AnswerPairs, passages: int) -> None:
     """Raise BadSetting if the judge should read passages but the label runs contain none."""
     if passages and not any(pair.passages for pair in pairs.answers):
-        raise BadSetting(
-            f"passages={passages} needs recorded answers with passages, but the label runs contain none. Run `knowgate label` "
-            "with `index`, or leave `passages` out."
-        )
+        raise BadSetting(f"passages={passages} needs label runs with passages. Use others, or leave `passages` out.")
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,7 @@ class PreferenceOptions(Options):
         "`benefit` (the answer with it is right) or `confidence` (it makes the LLM more confident, measured with the probe "
         f"`gate`, as in the CBDR paper). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
     )
-    gate: str | None = option(
-        None, "Folder of a fitted probe that predicts the LLM's confidence from its hidden states.", metavar="PROBE"
-    )
+    gate: str | None = option(None, "Folder of a fitted probe that estimates the LLM's confidence.", metavar="PROBE")
     index: str | None = option(
         None,
         "Where to search for candidate passages: an index folder, a search endpoint (`http:` before its URL) "
@@ -66,9 +64,7 @@ class PreferenceOptions(Options):
         "alone matters.",
     )
     split: Literal["train", "dev", "test"] | None = option(
-        None,
-        "Assign all questions to this split: `train`, `dev` or `test`. Default: divide them among the splits as `knowgate "
-        "fit` does.",
+        None, "Assign all questions to this split: `train`, `dev` or `test`. Default: split as `knowgate fit` does."
     )
     limit: Count | None = option(None, "Maximum number of questions to use.")
     seed: Seed = option(0, "Random seed of the division into splits.")

@@ -27,9 +27,7 @@ class DemoOptions(Options):
     search_seconds: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = option(
         None, "Seconds that each search waits, to imitate a hosted search. Default: the same as for `knowgate eval`."
     )
-    quick: bool = option(
-        False, "Show only the first question. If no LLM can run here, show recorded results.", flag="--quick"
-    )
+    quick: bool = option(False, "Show only the first question, or recorded results if no LLM can run.", flag="--quick")
 
 
 def demo(options: DemoOptions) -> None:

@@ -31,19 +31,9 @@ MAX_REQUIRED_ROWS = 1 << 19  # more rows than anybody labels
 class SafetyLimits(Options):
     """Limits on the accuracy lost by a threshold, compared with always retrieving."""
 
-    max_loss: float = option(
-        0.01,
-        "Maximum net loss on the measured questions: the share of right answers lost by skipping retrieval, minus the share "
-        "gained.",
-        ge=0,
-        lt=1,
-    )
-    loss_bound: float = option(
-        0.03, "Maximum net loss on future questions, at the confidence level `confidence`.", gt=0, lt=1
-    )
-    confidence: float = option(
-        0.95, "Confidence level at which the net loss must stay below `loss_bound`.", gt=0.5, lt=1
-    )
+    max_loss: float = option(0.01, "Maximum measured net loss: lost minus gained right answers.", ge=0, lt=1)
+    loss_bound: float = option(0.03, "Maximum net loss at the confidence level `confidence`.", gt=0, lt=1)
+    confidence: float = option(0.95, "Confidence level of `loss_bound`.", gt=0.5, lt=1)
 
     def accepts(self, loss: NetLoss) -> bool:
         """Return whether the estimated loss and its upper confidence limit are within the limits."""

@@ -370,10 +370,7 @@ def compute_shared_attention(
         others: Arguments of variants of attention. Those that cannot be computed here raise RuntimeError.
     """
     if unsupported := [name for name in UNSUPPORTED_ARGUMENTS if others.get(name) is not None]:
-        raise RuntimeError(
-            f"attention with the arguments {', '.join(unsupported)} cannot use a cache that several answers share. Make "
-            "supports_shared_cache() return False for this model."
-        )
+        raise RuntimeError(f"attention with {', '.join(unsupported)} cannot use a cache that several answers share")
     cache = _active_cache.get()
     layer = cache.layers[module.layer_idx]
     prompts, heads, answers, answer_tokens, _ = key.shape

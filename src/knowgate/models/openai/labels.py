@@ -275,8 +275,7 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
     raise ModelError(
-        "the server cannot compute the probabilities of answers such as yes and no: it lists too few tokens. Use vLLM or "
-        "SGLang."
+        "the server lists too few tokens to compute the probabilities of answers such as yes and no. Use vLLM or SGLang."
     )
 
 

@@ -40,15 +40,10 @@ class KBMOptions(JudgeFitOptions):
 
     head: Literal["mastery", "certainty"] = option(
         "mastery",
-        "What the gate decides by: `mastery` (the share of sampled answers that are right) or `certainty` (how much the "
-        "sampled answers agree).",
+        "What the gate decides by: `mastery` (the share of right samples) or `certainty` (how far the samples agree).",
     )
     tau: float | None = option(
-        None,
-        "A question counts as known if its mastery or certainty (see `head`) is at least this value. Default: the best "
-        "value on the dev split.",
-        gt=0,
-        le=1,
+        None, "Lowest mastery or certainty of a known question. Default: the best value on the dev split.", gt=0, le=1
     )
     epochs: Count = option(3, "Passes over the training examples.")
 
