@@ -167,7 +167,7 @@ def _make_population(
     """Make the population of one model and gate. `pairs` are the answers without and with passages of each question."""
     differs = np.array([pair is not None and answers_differ(*pair) for pair in pairs], dtype=bool)
     needs = score_gate(trial, gate).needs
-    return Population(f"{model}, {gate}", needs, trial.closed_book_right, trial.always_right, differs)
+    return Population(f"{model}, {gate}", needs, trial.closed_book_right, trial.retrieved_right, differs)
 
 
 def main() -> None:

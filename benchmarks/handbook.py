@@ -53,7 +53,7 @@ def measure(spec: str, *, whole_passages: bool) -> list[dict[str, Any]]:
     model = load_model(spec)
     prompts = load_answer_prompts(model=model)
     if whole_passages:
-        prompts = replace(prompts, sentences=None)
+        prompts = replace(prompts, max_sentences=None)
     with tempfile.TemporaryDirectory() as folder:
         build_index(HANDBOOK, folder, kind="bm25")
         results = load_retriever(folder).search([row["question"] for row in rows], PASSAGES)

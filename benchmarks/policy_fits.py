@@ -128,7 +128,9 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
     needs = score_gate(table, policy).needs
     rules = arbitrate(table, "rules").from_memory
     chosen_closed_book = rules if arbiter == NO_ARBITER else arbitrate(table, arbiter).from_memory
-    grades = zip(table.rows, needs, rules, chosen_closed_book, table.closed_book_right, table.always_right, strict=True)
+    grades = zip(
+        table.rows, needs, rules, chosen_closed_book, table.closed_book_right, table.retrieved_right, strict=True
+    )
     rows = [
         {"id": row.id, "closed": int(c), "open": int(o), "rules": int(r), "chosen": int(a), "need": round(float(n), 5)}
         for row, n, r, a, c, o in grades

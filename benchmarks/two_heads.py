@@ -71,7 +71,7 @@ def compare_heads() -> dict[str, Any]:
             if examples is None or needs is None:
                 continue
             test, table = examples.split.test, examples.table
-            closed, opened = table.closed_book_right[test].astype(bool), table.always_right[test].astype(bool)
+            closed, opened = table.closed_book_right[test].astype(bool), table.retrieved_right[test].astype(bool)
             right = {gate: average_right(score, closed, opened) for gate, score in needs.items()}
             name = f"{model}/{test_run.name.removesuffix('-test')}"
             differences[name] = right["two heads"] - right["smaller rank"]
@@ -117,7 +117,7 @@ def score_test_rows(examples: Examples) -> dict[str, FloatArray] | None:
     table, test = examples.table, examples.split.test.tolist()
     names = [name for name in available_features(table.questions, table.readings) if name != "question_length"]
     inputs = FusionInputs(names, feature_matrix(names, table.questions, table.readings), ())
-    helped = table.always_right.astype(bool) & ~table.closed_book_right.astype(bool)
+    helped = table.retrieved_right.astype(bool) & ~table.closed_book_right.astype(bool)
     try:
         heads = split_into_heads(replace(examples, target="gain"))
     except BadInput:

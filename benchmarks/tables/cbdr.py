@@ -194,8 +194,8 @@ def _first_probe_cell(labels: Any) -> str:
 
 def format_gap_to_always(labels: Any, retrieve: Any) -> str:
     """Return '-11.8 [-14.8, -8.8]': accuracy of given decisions minus that of always, with a 95 % bootstrap interval."""
-    right = np.where(retrieve, labels.always_right, labels.closed_book_right)
-    return estimate_gap(right.astype(float) - labels.always_right)
+    right = np.where(retrieve, labels.retrieved_right, labels.closed_book_right)
+    return estimate_gap(right.astype(float) - labels.retrieved_right)
 
 
 def _rerank_table() -> Iterator[str]:

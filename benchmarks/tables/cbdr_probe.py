@@ -50,7 +50,7 @@ def cbdr_probe_table() -> Iterator[str]:
     facts, lines = read_record(PROBE)[0], []
     for group, name in enumerate(("TriviaQA", "NQ")):
         labels, confidence = read_confidence(group)
-        closed, opened = np.asarray(labels.closed_book_right, bool), np.asarray(labels.always_right, bool)
+        closed, opened = np.asarray(labels.closed_book_right, bool), np.asarray(labels.retrieved_right, bool)
         trained = facts["train"][group]
         for beta in BETAS:
             skipped = confidence > beta

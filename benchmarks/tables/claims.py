@@ -104,8 +104,8 @@ def measure_verdict(labels: Any, gate: str) -> tuple[float, float]:
 
 def measure_decisions(labels: Any, retrieve: Any) -> tuple[float, float]:
     """Return (share of searches saved, change of accuracy against always) of given decisions."""
-    right = np.where(retrieve, labels.always_right, labels.closed_book_right)
-    return 1 - float(retrieve.mean()), float(right.mean() - labels.always_right.mean())
+    right = np.where(retrieve, labels.retrieved_right, labels.closed_book_right)
+    return 1 - float(retrieve.mean()), float(right.mean() - labels.retrieved_right.mean())
 
 
 def format_gain_over_random(labels: Any, gate: str) -> str:
@@ -114,7 +114,7 @@ def format_gain_over_random(labels: Any, gate: str) -> str:
 
     scores = score_gate(labels, gate)
     skips = scores.needs <= scores.threshold
-    changes = labels.closed_book_right.astype(float) - labels.always_right
+    changes = labels.closed_book_right.astype(float) - labels.retrieved_right
     gains = skips * (changes - changes.mean())
     drawn = np.random.default_rng(0).integers(0, len(gains), (RESAMPLES, len(gains)))
     low, high = 100 * np.quantile(gains[drawn].mean(axis=1), [0.025, 0.975])
@@ -125,7 +125,7 @@ def compute_savings(labels: Any, needs: Any, loss: float = LOSS) -> float:
     """Return the largest share of searches that can be skipped at a loss of at most `loss` accuracy."""
     from knowgate.stats.metrics import compute_frontier
 
-    frontier = compute_frontier(labels.closed_book_right, labels.always_right, needs)
+    frontier = compute_frontier(labels.closed_book_right, labels.retrieved_right, needs)
     enough = np.flatnonzero(frontier.accuracies >= frontier.accuracies[-1] - loss - 1e-9)
     return 1 - float(enough.min() / (len(frontier.accuracies) - 1))
 
@@ -138,7 +138,7 @@ def compute_gold_needs(labels: Any) -> Any:
 def format_oracle_savings() -> str:
     """Return the share of searches that an oracle saves: all that do not turn a wrong answer right."""
     runs = {display_data_set(name): load_test_run(QWEN, name) for name in (WEBQA, TRIVIA, NQ)}
-    needed = {name: (labels.always_right & ~labels.closed_book_right).mean() for name, labels in runs.items()}
+    needed = {name: (labels.retrieved_right & ~labels.closed_book_right).mean() for name, labels in runs.items()}
     return ", ".join(f"{100 * (1 - share):.0f} % of {name}" for name, share in needed.items())
 
 
@@ -230,7 +230,7 @@ def _second_judgement() -> Claim:
     useful = np.array([verdicts[row.id] for row in labels.rows])
     better = np.array([row.open.mastery >= row.closed.mastery for row in labels.rows])
     always, paper, gold = (
-        100 * float(np.where(keep, labels.always_right, labels.closed_book_right).mean())
+        100 * float(np.where(keep, labels.retrieved_right, labels.closed_book_right).mean())
         for keep in (np.ones_like(useful), useful, better)
     )
     choice = "openbookqa"
@@ -261,7 +261,7 @@ def _plug_in() -> Claim:
     labels = load_test_run("llama3.1-8b", "gate_llama3_8b")
     gate = next(name for name in labels.recorded_needs if name.startswith("kbm, of") and name.endswith(OWN_VERDICT))
     saved, change = measure_verdict(labels, gate)
-    random = -saved * float(labels.always_right.mean() - labels.closed_book_right.mean())
+    random = -saved * float(labels.retrieved_right.mean() - labels.closed_book_right.mean())
     return Claim(
         "KBM", "a judge of one LLM serves another (points above random)", "+3 to +7 (WebQA)",
         ((f"Llama-3.1-8B {100 * (change - random):+.1f} at {100 * saved:.0f} % saved",

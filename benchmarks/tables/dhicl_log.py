@@ -115,14 +115,14 @@ class LogRecord:
         by_id = {row["id"]: value for row, value in zip(self.tests, score.test, strict=True)}
         needs = np.array([by_id[row.id] for row in labels.rows])
         retrieve = needs > cut
-        changes = np.where(retrieve, 0.0, labels.closed_book_right.astype(float) - labels.always_right)
+        changes = np.where(retrieve, 0.0, labels.closed_book_right.astype(float) - labels.retrieved_right)
         in_kbsat = np.array([row["kbsat"] for row in self.tests])
         known = np.array([row["known"] for row in self.tests], dtype=bool)[in_kbsat]
         return Result(
             auroc=auroc(~labels.closed_book_right, needs) or 0.5,
             needs=needs,
             retrieve=retrieve,
-            accuracy=float(labels.always_right.mean() + changes.mean()),
+            accuracy=float(labels.retrieved_right.mean() + changes.mean()),
             changes=changes,
             balanced=compute_balanced_accuracy(retrieve, labels.closed_book_right),
             verdicts=(score.test[in_kbsat] <= cut) == known,
@@ -299,7 +299,7 @@ def _rule_table(record: LogRecord) -> Iterator[str]:
         "- *Calibrated*: a logistic regression over the paper's score with and without correction, and the vote of the nearest "
         "questions.\n"
         "- *With the draft*: an extension; the gate also reads the LLM's closed-book answer.\n"
-        f"- TriviaQA: {len(labels.rows)} test questions, always {100 * labels.always_right.mean():.1f}. *Against always*: "
+        f"- TriviaQA: {len(labels.rows)} test questions, always {100 * labels.retrieved_right.mean():.1f}. *Against always*: "
         "points, with 95 % bootstrap intervals. Known is what the label run says; `known` in the record is from another pass, "
         "and differs for 10 questions.\n"
         f"- KB-SAT: {sum(row['kbsat'] for row in record.tests)} questions, half of them known. The set was drawn anew, so the "
@@ -333,7 +333,7 @@ def _point_table(record: LogRecord) -> Iterator[str]:
     labels = load_test_run(QWEN, DATA_SET)
     added = {
         "log": -100 * np.nanmean(record.log_changes),
-        "test": 100 * (labels.always_right.mean() - labels.closed_book_right.mean()),
+        "test": 100 * (labels.retrieved_right.mean() - labels.closed_book_right.mean()),
     }
     yield "\n### An operating point near always retrieving (TriviaQA)\n"
     yield (

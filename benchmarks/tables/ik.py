@@ -160,7 +160,7 @@ def _row(name: str, labels: Any, judge: str) -> tuple[str, ...]:
     right, majority = float((retrieve == ~labels.closed_book_right).mean()), compute_majority_share(labels)
     return (
         name, judge, f"{right:.3f}", f"{majority:.3f}", f"{100 * (right - majority):+.1f}", format_at_threshold(labels, scores),
-        f"{100 * labels.always_right.mean():.1f}", f"{100 * (1 - retrieve.mean()):.1f} %",
+        f"{100 * labels.retrieved_right.mean():.1f}", f"{100 * (1 - retrieve.mean()):.1f} %",
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ COLUMNS = ("data set", "whose", "LLM only", "all RAG", "mastery", "certainty", "
 def _paper_and_own_rows(name: str, labels: Any) -> Rows:
     own = (
         f"{100 * labels.closed_book_right.mean():.1f}",
-        f"{100 * labels.always_right.mean():.1f}",
+        f"{100 * labels.retrieved_right.mean():.1f}",
         *(_judge_cell(labels, head) for head in ("mastery", "certainty")),
         _cell(labels, "prompt"),
         gold_cell(labels),
@@ -270,7 +270,7 @@ def _frequency_rows(name: str, labels: Any) -> Rows:
                 format_decisions(part, (scores.needs > scores.threshold)[indices])
                 for scores in (judge_scores, prompt_scores)
             )
-            ends = (f"{100 * right.mean():.1f}" for right in (part.closed_book_right, part.always_right))
+            ends = (f"{100 * right.mean():.1f}" for right in (part.closed_book_right, part.retrieved_right))
             rows.append((name, third, str(len(indices)), *ends, *cells))
     return rows
 

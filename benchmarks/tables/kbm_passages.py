@@ -93,7 +93,7 @@ def second_judgement_table() -> str:
             sufficient = ~has_passages | (with_passages >= 0.5)
             better = ~has_passages | (with_passages >= without)
             closed, opened = (
-                np.asarray(right, dtype=float) for right in (labels.closed_book_right, labels.always_right)
+                np.asarray(right, dtype=float) for right in (labels.closed_book_right, labels.retrieved_right)
             )
             rows.append((name, TITLES[judge], f"{100 * opened.mean():.1f}", *_describe_rule(sufficient, closed, opened),
                          *_describe_rule(better, closed, opened),

@@ -49,7 +49,7 @@ def _rows(llm: str, run: Path) -> Rows:
     teachers = list(dict.fromkeys(_parse_teacher(gate) or llm for gate in gates))
     if not set(teachers) - {llm}:
         return []
-    ends = (f"{100 * labels.closed_book_right.mean():.1f}", f"{100 * labels.always_right.mean():.1f}")
+    ends = (f"{100 * labels.closed_book_right.mean():.1f}", f"{100 * labels.retrieved_right.mean():.1f}")
     return [
         (
             llm,

@@ -62,8 +62,8 @@ def _recorded_lines(labels: Any, record: Any) -> Iterator[tuple[str, ...]]:
         "gold mastery: better than without": with_passages >= without,
     }
     for rule, keeps in rules.items():
-        right = np.where(keeps, labels.always_right, labels.closed_book_right).mean()
-        random = keeps.mean() * labels.always_right.mean() + (1 - keeps.mean()) * labels.closed_book_right.mean()
+        right = np.where(keeps, labels.retrieved_right, labels.closed_book_right).mean()
+        random = keeps.mean() * labels.retrieved_right.mean() + (1 - keeps.mean()) * labels.closed_book_right.mean()
         yield rule, f"{100 * right:.1f}", f"{100 * keeps.mean():.0f} %", f"{100 * random:.1f}"
 
 
@@ -91,14 +91,14 @@ def _gain_line(name: str, labels: Any) -> tuple[str, ...] | None:
     cells = (
         format_decisions(labels, keeps, with_random=False) for keeps in (np.ones_like(keep), with_passages >= 0.5, keep)
     )
-    oracle = 100 * (labels.closed_book_right | labels.always_right).mean()
+    oracle = 100 * (labels.closed_book_right | labels.retrieved_right).mean()
     return (name, *cells, measure_gain(name, labels)[1], f"{oracle:.1f}")
 
 
 def measure_gain(name: str, labels: Any) -> tuple[float, str]:
     """Return (share of questions answered with passages, '+3.4 [+1.0, +5.8]' against keeping all)."""
     _, keep = _judge_answers(name, labels)
-    gains = np.where(keep, 0.0, labels.closed_book_right.astype(float) - labels.always_right.astype(float))
+    gains = np.where(keep, 0.0, labels.closed_book_right.astype(float) - labels.retrieved_right.astype(float))
     drawn = np.random.default_rng(0).integers(0, len(gains), (RESAMPLES, len(gains)))
     low, high = 100 * np.quantile(gains[drawn].mean(axis=1), [0.025, 0.975])
     return float(keep.mean()), f"{100 * gains.mean():+.1f} [{low:+.1f}, {high:+.1f}]"

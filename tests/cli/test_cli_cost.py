@@ -122,7 +122,7 @@ def test_missing_amounts_are_named_with_the_flag_that_leaves_them_out(call, tmp_
     printed = call("decide", "a", "b", "--model", "fake", "--json")
     (tmp_path / "log.jsonl").write_text(printed.out)
     said = call("cost", "log.jsonl", "--price-search", "0.01", "--price-output-token", "1e-6").out
-    assert "to leave them out: --price-output-token 0." in said
+    assert "To leave these amounts out, set their prices to 0: --price-output-token 0." in said
 
 
 def test_unpriced_llm_calls_are_not_counted_as_free(call, log):

@@ -17,7 +17,7 @@ from tests.support.extras import needs_local
 @needs_local
 def test_a_damaged_weight_file_is_refused_not_converted(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
-    file = weights.locate_weights("smollm") / weights.get_weights("smollm").checked
+    file = weights.locate_weights("smollm") / weights.get_weights("smollm").weight_file
     file.parent.mkdir(parents=True)
     file.write_bytes(b"GGUF, but other bytes")
     outcome = call("ask", "who?", "--gate", "never")

@@ -152,7 +152,7 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(model, tmp_
 def test_open_book_answers_can_be_training_examples(model, tmp_path):
     examples = planted(model, 60, by="draft")
     short = plan_ensemble(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
-    fitted = train_answer_judge(AnswerTask("judge", 32, both=True), examples, short, work=tmp_path / "work")
+    fitted = train_answer_judge(AnswerTask("judge", 32, open_book=True), examples, short, work=tmp_path / "work")
     taught = len(examples.split.train)  # every row has an open answer that says something else
     assert f"judge 1 of 2, {2 * taught} examples:" in fitted.notes
 

@@ -19,7 +19,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_second_look
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.kbm import choose_tau, fit_kbm, make_kbm_labels
+from knowgate.training.judges.kbm import choose_threshold, fit_kbm, make_kbm_labels
 from knowgate.types import Passage, Question, Reading
 from tests.support.judge_data import QUICK, planted, quick, score_reloaded
 from tests.support.tiny_models import save_word_llama
@@ -201,7 +201,7 @@ def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
     examples = made.examples
     rows = [row(item, 0.6 + i % 3 / 10) for i, item in enumerate(examples.rows)]
     every = replace(examples.split, dev=np.arange(30))
-    assert choose_tau(replace(examples, table=replace(examples.table, rows=rows), split=every), "mastery") == 0.6
+    assert choose_threshold(replace(examples, table=replace(examples.table, rows=rows), split=every), "mastery") == 0.6
 
 
 def test_tau_may_be_as_low_as_a_tenth(made):
@@ -214,12 +214,12 @@ def test_tau_may_be_as_low_as_a_tenth(made):
         )
         for i, row in enumerate(made.examples.rows)
     ]
-    assert choose_tau(replace(made.examples, table=replace(made.examples.table, rows=rows)), "mastery") == 0.1
+    assert choose_threshold(replace(made.examples, table=replace(made.examples.table, rows=rows)), "mastery") == 0.1
 
 
 def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
     rows = [replace(row, open=None) for row in made.examples.rows]
-    assert choose_tau(replace(made.examples, table=replace(made.examples.table, rows=rows)), "mastery") == 0.8
+    assert choose_threshold(replace(made.examples, table=replace(made.examples.table, rows=rows)), "mastery") == 0.8
 
 
 def test_rows_without_samples_are_rejected_with_the_command_that_adds_them(made, tmp_path):

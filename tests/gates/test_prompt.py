@@ -35,8 +35,11 @@ def test_need_is_the_probability_of_the_unknown_label(known, unknown, expected):
 
 @pytest.mark.parametrize(("known", "unknown"), [(math.nan, 0.0), (-math.inf, -math.inf)])
 def test_nan_logits_are_an_error_not_a_score(known, unknown):
-    with pytest.raises(ModelError, match="gate 'prompt' returned the score nan"):
+    with pytest.raises(ModelError, match="gate 'prompt' returned the score nan") as error:
         need(known, unknown)
+    assert (
+        error.value.brief == "gate 'prompt' returned the score nan, which is not from 0 to 1"
+    )  # for logs: no question
 
 
 def test_the_label_is_read_at_the_last_position():

@@ -174,17 +174,17 @@ def direct(model, ids, layer):
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-@pytest.mark.parametrize("past_end", [False, True])
-def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_ends_it(model, layer, past_end):
+@pytest.mark.parametrize("read_end_token", [False, True])
+def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_ends_it(model, layer, read_end_token):
     ids = [model.tokenize(model.render(prompt.text)) for prompt in PROMPTS]
     uniforms = np.random.default_rng(0).random((15, 6))
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
         stream = hf_stream.prefill(model, ids, [layer])
         rows = hf_stream.sample_rows(
-            stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end
+            stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], read_end_token=read_end_token
         )
-        ends = _ends(model, stream, uniforms, rows) if past_end else [[]] * len(rows)
+        ends = _ends(model, stream, uniforms, rows) if read_end_token else [[]] * len(rows)
     lengths = {len(row.tokens) for row in rows}
     assert {0, 6} <= lengths
     assert len(lengths) > 3
@@ -208,7 +208,7 @@ def test_samples_that_end_together_have_the_state_of_their_end(model):
         stream = hf_stream.prefill(model, ids, [1])
         uniforms = np.full((2, 4), 0.5)
         drawn = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
-        rows = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
+        rows = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], read_end_token=True)
     for row in rows:
         assert (row.finished, row.tokens) == (True, [])
         np.testing.assert_allclose(row.states[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)

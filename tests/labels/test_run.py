@@ -303,7 +303,7 @@ def from_index(**plan):
 def test_a_run_records_k_and_the_prompts_of_passages(tmp_path):
     settings = run(tmp_path, made=from_index()).manifest()["settings"]
     assert settings["k"] == 3
-    assert settings["open_prompts"] == AnswerPrompts().open_fingerprint
+    assert settings["open_prompts"] == AnswerPrompts().open_book_fingerprint
     assert run(tmp_path / "own", made=labeler()).manifest()["settings"]["k"] is None  # all of the data's own
     closed = run(tmp_path / "closed", made=from_index(closed_book=True)).manifest()["settings"]
     assert "open_prompts" not in closed

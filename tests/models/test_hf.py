@@ -86,7 +86,7 @@ def test_hidden_states_are_those_at_the_last_prompt_token(model):
 
 def test_a_pass_that_only_reads_a_middle_layer_stops_there_and_can_be_continued(model):
     readings = model.read(PROMPTS, SignalRequest(layers=(0, 1)))
-    assert all(reading.resume.batch.partial is not None for reading in readings)
+    assert all(reading.resume.batch.lower_pass is not None for reading in readings)
     whole = model.read(PROMPTS, SignalRequest(layers=(0, 1), draft_tokens=1))
     for half, full in zip(readings, whole, strict=True):
         for layer in (0, 1):

@@ -16,7 +16,7 @@ from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import run_labeling
 from knowgate.models.hf.batching import (
     CUDA_LIMITS,
-    MAX_FREE_SHARE,
+    MAX_SHARE_OF_AVAILABLE,
     PLANNED_SHARE,
     GpuMemory,
     compute_batch_limits,
@@ -71,65 +71,65 @@ def gpu(monkeypatch):
 
 def test_memory_cost_counts_keys_values_and_logits():
     cost = estimate_memory_cost(model_of(**QWEN))
-    assert cost.row_token == 2 * 28_672
-    assert cost.row == 16 * 151_936 + 64 * 28_672  # logits, and an answer of 64 tokens
+    assert cost.per_cached_token == 2 * 28_672
+    assert cost.per_answer == 16 * 151_936 + 64 * 28_672  # logits, and an answer of 64 tokens
 
 
 def test_batches_are_planned_for_a_quarter_of_the_free_memory(gpu):
     gpu(free=136 * GIB)
     limits, cost = compute_batch_limits(model_of(**QWEN), GPU), estimate_memory_cost(model_of(**QWEN))
     planned = PLANNED_SHARE * 136 * GIB
-    assert limits.row_tokens * cost.row_token <= planned
-    assert limits.rows * cost.row <= planned
-    assert limits.prompt_tokens * cost.prompt_token <= planned
-    assert limits.prompt_tokens < limits.cached_tokens <= planned / cost.row_token
+    assert limits.copied_tokens * cost.per_cached_token <= planned
+    assert limits.answers * cost.per_answer <= planned
+    assert limits.prompt_tokens * cost.per_prompt_token <= planned
+    assert limits.prompt_tokens < limits.cached_tokens <= planned / cost.per_cached_token
     assert limits.prompts == CUDA_LIMITS.prompts
 
 
 def test_batches_shrink_with_the_free_memory(gpu):
     gpu(free=2 * GIB)
     few = compute_batch_limits(model_of(**QWEN), GPU)
-    assert few.row_tokens == int(PLANNED_SHARE * 2 * GIB / 57_344)
+    assert few.copied_tokens == int(PLANNED_SHARE * 2 * GIB / 57_344)
     gpu(free=0)
-    assert compute_batch_limits(model_of(**QWEN), GPU).rows == 1
+    assert compute_batch_limits(model_of(**QWEN), GPU).answers == 1
 
 
 def test_memory_cached_by_the_allocator_counts_as_free(gpu):
     gpu(free=10 * GIB, reserved=8 * GIB, allocated=3 * GIB)
-    assert compute_batch_limits(model_of(**QWEN), GPU).row_tokens == int(PLANNED_SHARE * 15 * GIB / 57_344)
+    assert compute_batch_limits(model_of(**QWEN), GPU).copied_tokens == int(PLANNED_SHARE * 15 * GIB / 57_344)
 
 
 def test_a_pass_is_limited_to_a_share_of_the_free_memory(gpu):
     allowed = gpu(free=100 * GIB, reserved=20 * GIB, allocated=10 * GIB, total=200 * GIB)
     with limit_gpu_memory(GPU):
-        assert allowed == [pytest.approx((10 + MAX_FREE_SHARE * 110) / 200)]
+        assert allowed == [pytest.approx((10 + MAX_SHARE_OF_AVAILABLE * 110) / 200)]
     assert allowed[1:] == [1.0]
 
 
 def test_the_limit_does_not_grow_from_pass_to_pass():
-    assert GpuMemory(free=110 * GIB, used=10 * GIB, total=200 * GIB).max_share < 0.4
+    assert GpuMemory(available=110 * GIB, used_here=10 * GIB, total=200 * GIB).max_share < 0.4
 
 
 def test_no_pass_takes_more_than_four_fifths_of_the_gpu():
-    assert GpuMemory(free=130 * GIB, used=60 * GIB, total=200 * GIB).max_share == pytest.approx(
-        (60 + MAX_FREE_SHARE * 130) / 200
+    assert GpuMemory(available=130 * GIB, used_here=60 * GIB, total=200 * GIB).max_share == pytest.approx(
+        (60 + MAX_SHARE_OF_AVAILABLE * 130) / 200
     )
-    assert GpuMemory(free=90 * GIB, used=110 * GIB, total=200 * GIB).max_share == 0.8
+    assert GpuMemory(available=90 * GIB, used_here=110 * GIB, total=200 * GIB).max_share == 0.8
     assert (
-        GpuMemory(free=20 * GIB, used=180 * GIB, total=200 * GIB).max_share == 0.9
+        GpuMemory(available=20 * GIB, used_here=180 * GIB, total=200 * GIB).max_share == 0.9
     )  # weights already loaded stay loaded
 
 
 def test_answers_with_a_shared_prompt_cache_need_no_memory_for_copies(gpu):
     gpu(free=2 * GIB)
-    assert compute_batch_limits(model_of(**QWEN), GPU, shared=True).row_tokens is None
-    assert list(split_into_batches([900] * 4, replace(CUDA_LIMITS, row_tokens=None), rows=2_000)) == [[0, 1, 2, 3]]
-    assert len(list(split_into_batches([900] * 4, replace(CUDA_LIMITS, row_tokens=1_000_000), rows=2_000))) == 4
+    assert compute_batch_limits(model_of(**QWEN), GPU, shared=True).copied_tokens is None
+    assert list(split_into_batches([900] * 4, replace(CUDA_LIMITS, copied_tokens=None), rows=2_000)) == [[0, 1, 2, 3]]
+    assert len(list(split_into_batches([900] * 4, replace(CUDA_LIMITS, copied_tokens=1_000_000), rows=2_000))) == 4
 
 
 @pytest.mark.parametrize(
     "limit",
-    [{"prompts": 2}, {"prompt_tokens": 29}, {"rows": 7}, {"row_tokens": 89}],
+    [{"prompts": 2}, {"prompt_tokens": 29}, {"answers": 7}, {"copied_tokens": 89}],
     ids=lambda limit: next(iter(limit)),
 )
 def test_a_batch_keeps_each_limit(limit):

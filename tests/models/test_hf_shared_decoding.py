@@ -102,18 +102,18 @@ def test_samples_are_equal_for_all_truncations(model, sampling):
     assert_alike(model.read(PROMPTS, want), like(model, shares_prompt_cache=False).read(PROMPTS, want))
 
 
-@pytest.mark.parametrize("past_end", [False, True])
+@pytest.mark.parametrize("read_end_token", [False, True])
 @pytest.mark.parametrize("interval", [1, 4])
-def test_final_states_equal_those_of_plain_decoding(model, past_end, interval, monkeypatch):
+def test_final_states_equal_those_of_plain_decoding(model, read_end_token, interval, monkeypatch):
     monkeypatch.setitem(shared_decoding.CHECK_INTERVALS, "cpu", interval)
     ids = [*model.encode_all(PROMPTS)]
     uniforms = np.random.default_rng(0).random((15, 6))
     with torch.inference_mode():
         stream = decoding.prefill(model, ids, [1])
-        generation = shared_decoding.SharedGeneration(stream, uniforms, Sampling(), MANY, past_end=past_end)
+        generation = shared_decoding.SharedGeneration(stream, uniforms, Sampling(), MANY, read_end_token=read_end_token)
         ours = generation.run([1]).split().samples
         copies = stream.copy(range(3), repeat=5)
-        plain = decoding.sample_rows(copies, uniforms, Sampling(), MANY, [1], past_end=past_end)
+        plain = decoding.sample_rows(copies, uniforms, Sampling(), MANY, [1], read_end_token=read_end_token)
     for mine, other in zip(ours, plain, strict=True):
         assert (mine.tokens, mine.finished) == (other.tokens, other.finished)
         np.testing.assert_allclose(mine.states[1], other.states[1], atol=1e-4)

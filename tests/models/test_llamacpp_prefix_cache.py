@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knowgate.models.llamacpp.decoding import MAX_PREFIX_TOKENS, MIN_PREFIX_TOKENS, PREFIX_ROWS, EnginePrefixCache
+from knowgate.models.llamacpp.decoding import (
+    FIRST_PROMPT_SEQUENCE,
+    MAX_PREFIX_TOKENS,
+    MIN_PREFIX_TOKENS,
+    EnginePrefixCache,
+)
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.models.tokenization import count_common_tokens, find_common_prefix
@@ -49,9 +54,9 @@ class Rows:
 def run(cache, engine, *prompts, max_length=10_000):
     """Prefill prompts as a model does; return the number of computed tokens."""
     before, ids = engine.computed, [list(prompt) for prompt in prompts]
-    reused = cache.start(engine, ids, n_cells=sum(map(len, ids)), max_length=max_length)
+    reused = cache.start(engine, ids, n_tokens=sum(map(len, ids)), max_length=max_length)
     for number, tokens in enumerate(ids):
-        row = engine.rows.setdefault(PREFIX_ROWS + number, [])
+        row = engine.rows.setdefault(FIRST_PROMPT_SEQUENCE + number, [])
         assert row == tokens[:reused]
         row += tokens[reused:]
         engine.computed += len(tokens) - reused
@@ -75,8 +80,8 @@ def test_a_prompt_reuses_the_prefix_of_an_earlier_one():
 def test_alternating_kinds_of_prompts_are_all_cached():
     cache, engine = EnginePrefixCache(), Rows()
     for question in range(3):
-        counts = [run(cache, engine, [*kind(number), question, 7]) for number in range(PREFIX_ROWS - 1)]
-    assert counts == [2] * (PREFIX_ROWS - 1)
+        counts = [run(cache, engine, [*kind(number), question, 7]) for number in range(FIRST_PROMPT_SEQUENCE - 1)]
+    assert counts == [2] * (FIRST_PROMPT_SEQUENCE - 1)
 
 
 def test_a_prefix_of_several_prompts_is_computed_once():

@@ -8,7 +8,7 @@ import pytest
 from knowgate.errors import ArtifactError, BadSetting, ModelError
 from knowgate.models.fake import FakeModel
 from knowgate.models.recording_format import append_calls
-from knowgate.models.replay import RecordingModel, ReplayModel, _reading_options
+from knowgate.models.replay import RecordingModel, ReplayModel, _describe_read_call
 from knowgate.types import LabelPrompt, Prompt, Reading, Sampling, SignalRequest
 
 MODEL = FakeModel({"sky": {"closed": "blue as the sea", "known": True}}, name="small")
@@ -64,7 +64,7 @@ def test_truncated_samples_have_keys_of_their_own(tmp_path):
 
 
 def test_recordings_made_before_samples_could_be_truncated_keep_their_keys():
-    settings = _reading_options(SignalRequest(samples=2))
+    settings = _describe_read_call(SignalRequest(samples=2))
     assert (settings["temperature"], {"sampling", "top_p", "top_k"} & set(settings)) == (1.0, set())
 
 

@@ -40,7 +40,7 @@ def answers(completions):
 
 @pytest.fixture(scope="module")
 def file():
-    return weights.fetch_weights("smollm") / weights.get_weights("smollm").checked
+    return weights.fetch_weights("smollm") / weights.get_weights("smollm").weight_file
 
 
 @pytest.mark.slow

@@ -465,7 +465,7 @@ def test_a_quotation_keeps_a_small_token_limit(max_tokens, text):
         def search(self, queries, k):
             return [[Passage("1", sentence if text is not None else long_sentence)] for _ in queries]
 
-    options = {"prompts": AnswerPrompts(sentences=1), "max_tokens": max_tokens, "rules": None}
+    options = {"prompts": AnswerPrompts(max_sentences=1), "max_tokens": max_tokens, "rules": None}
     rag = AdaptiveRAG(NonsenseModel(), load_gate("always"), OneRetriever(), **options)
     answer = rag.answer("What is the zebra quota?")
     assert answer.text == (text or long_sentence)

@@ -89,7 +89,7 @@ def test_the_choices_are_on_record_and_read_from_there(fitted, tmp_path):
     run = pair_run(tmp_path / "test", 60, seed=7)
     trial = load_label_table([run])
     first = arbitrate(trial, str(fitted.artifact.path))
-    assert first.right.mean() > trial.always_right.mean()
+    assert first.right.mean() > trial.retrieved_right.mean()
     assert [one.arbiter for one in read_beliefs(run)] == ["arbiter"]
     again = arbitrate(trial, "arbiter")  # by its name alone
     assert (again.from_memory == first.from_memory).all()

@@ -53,7 +53,7 @@ def test_few_rows_get_few_updates_so_noise_is_not_learned_with_confidence(monkey
 
 def test_few_known_questions_are_warned_about(run, caplog):
     describe_balance(balance_examples(load_examples([run]), 0), np.zeros_like)
-    assert any("below 300 the raw confidence shows" in message for message in caplog.messages)
+    assert any("with fewer than 300, the raw confidence mostly reflects" in message for message in caplog.messages)
 
 
 def test_a_target_other_than_known_is_refused_with_what_to_type(tmp_path):

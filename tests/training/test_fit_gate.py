@@ -66,7 +66,7 @@ def test_a_safe_threshold_says_what_it_saves_and_loses(tmp_path):
     rows = [pair_row(f"r{i}", 0.1 if i % 2 else 0.9, bool(i % 2), True) for i in range(600)]
     run = write_rows(tmp_path / "run", rows)
     made = fit("fusion", run, out=tmp_path / "gate", cheap=True, text=False).artifact.manifest
-    told = "On [0-9]+ questions that it did not learn from, it saves [0-9]+% of the searches and loses 0.0 points"
+    told = "On [0-9]+ questions that the gate did not learn from, it saves [0-9]+% of the searches and loses 0.0 points"
     assert any(re.search(told, note) for note in made["notes"])
     assert 0 < made["threshold"] < 1
 

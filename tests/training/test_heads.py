@@ -47,13 +47,13 @@ def fusion(examples):
 def test_each_head_predicts_its_own_answer(examples):
     heads = split_into_heads(examples)
     assert np.array_equal(heads["closed"].needed, ~examples.table.closed_book_right.astype(bool))
-    assert np.array_equal(heads["open"].needed, ~examples.table.always_right.astype(bool))
+    assert np.array_equal(heads["open"].needed, ~examples.table.retrieved_right.astype(bool))
 
 
 def test_the_need_ranks_gains_above_ties_above_losses(fusion, examples):
     test = examples.split.test
     table, needs = examples.table, fusion.raw(test.tolist())
-    gains = table.always_right[test].astype(int) - table.closed_book_right[test].astype(int)
+    gains = table.retrieved_right[test].astype(int) - table.closed_book_right[test].astype(int)
     assert auroc(gains == 1, needs) > 0.95
     assert auroc(gains >= 0, needs) > 0.95
 
@@ -62,7 +62,7 @@ def test_one_head_cannot_tell_a_loss_from_a_tie(examples):
     test = examples.split.test
     table = examples.table
     needs = fit_fusion(replace(examples, target="benefit"), cheap=True).raw(test.tolist())
-    gains = table.always_right[test].astype(int) - table.closed_book_right[test].astype(int)
+    gains = table.retrieved_right[test].astype(int) - table.closed_book_right[test].astype(int)
     two = fit_fusion(examples, cheap=True).raw(test.tolist())
     assert auroc(gains >= 0, two) > auroc(gains >= 0, needs)
 

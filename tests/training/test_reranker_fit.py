@@ -240,7 +240,7 @@ def test_a_training_that_harms_its_target_leaves_the_base_as_it_is(tiny: str, tm
     assert (fitted.after["P@1"] == fitted.before["P@1"]).all()
     manifest = save_reranker(fitted, tmp_path / "r", settings=SETTINGS, data_hash="h")
     assert manifest["selection"]["chosen"] == manifest["selection"]["base"] > 0.95
-    assert "those of the base" in (tmp_path / "r" / "README.md").read_text()
+    assert "weights of the base" in (tmp_path / "r" / "README.md").read_text()
 
 
 def test_without_dev_questions_some_training_questions_choose_the_weights():

@@ -81,7 +81,7 @@ def test_a_judge_that_knows_more_improves_the_fusion(examples):
     test = examples.split.test
     weak = replace(examples, table=replace(examples.table, readings=[replace(r, hidden={}) for r in examples.readings]))
     alone = fit_fusion(weak, cheap=True, text=False)
-    stacked = fit_fusion(weak, cheap=True, text=False, margins={"judge-0": margin})
+    stacked = fit_fusion(weak, cheap=True, text=False, judge_margins={"judge-0": margin})
     scores = [auroc(examples.needed[test], fitted.raw(test.tolist())) for fitted in (alone, stacked)]
     assert scores[1] > scores[0] + 0.03
 

@@ -107,7 +107,7 @@ def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, expl
 
 def _print_answers(rag: AdaptiveRAG, questions: Iterator[Question], as_json: bool) -> Iterator[Answer]:
     """Print each answer when it is complete, and yield it."""
-    for answer in rag.stream(questions, first=1):  # a first batch of one question appears soon
+    for answer in rag.stream(questions, first=1):  # batches of 1, 2, 4, ... questions
         if as_json:
             print_json(answer_record(answer, rag))
         else:
@@ -132,7 +132,7 @@ def decide(
     _print_guarantee(rag, explain)
     parsed = (_parse_question_line(rag.model, line) for line in lines)
     training_distances = []  # how far each question is from the questions that the gate was fitted on
-    for question, decision in rag.decide_stream(parsed, first=1):  # a first batch of one question appears soon
+    for question, decision in rag.decide_stream(parsed, first=1):  # batches of 1, 2, 4, ... questions
         training_distances.append(decision.distance)
         if as_json:
             id_field = {"id": question.id} if question.id else {}  # a single question has no id
@@ -240,13 +240,13 @@ def _parse_question_line(model: Model, line: Question) -> Question:
 
 
 def _parse_record(line: str, where: str) -> dict[str, Any]:
-    """Parse the JSON object of a line. A line of plain text gives {}."""
+    """Parse the JSON object of a line. Other lines are questions in plain text, and give {}."""
     record: dict[str, Any] = {}
     try:
         if line.startswith("{"):
             record = parse_json(line, where)
     except BadInput:
-        if '"messages"' in line:  # a chat with a mistake, not a question
+        if '"messages"' in line:  # a chat with a mistake, not a question that begins with a brace
             raise
     return record
 

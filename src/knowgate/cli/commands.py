@@ -46,8 +46,8 @@ class CommandEntry:
         """Import or make the command, and return it as a typer command or group."""
         from knowgate.cli.option_flags import expand_options
 
-        target: Any = self.target
-        target = load_target(target, feature=f"knowgate {name}", extra="") if isinstance(target, str) else target()
+        source = self.target  # an import path, or a function that makes the command
+        target: Any = load_target(source, f"knowgate {name}", extra="") if isinstance(source, str) else source()
         if isinstance(target, typer.Typer):
             group = typer.main.get_group(target)
             group.name = name
@@ -104,7 +104,7 @@ class LazyGroup(TyperGroup):
     """Group of commands from a table. A command is imported on first use."""
 
     def __init__(self, **settings: Any) -> None:
-        # Without markup, the list of commands is plain text: importing what draws boxes would double its time.
+        # Plain-text help: importing rich, which draws boxes, would double the time to list the commands.
         super().__init__(**{**settings, "rich_markup_mode": None})
         self.commands: Any = LazyCommands(self.get_entries())
 
@@ -124,7 +124,11 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Complete the name of a command. Placeholders of the commands need no slow imports."""
+        """Complete the name of a command.
+
+        A copy of this group is completed. Its commands have only a name and a help text, because importing the real ones
+        is slow.
+        """
         ctx.command = group = copy.copy(self)
         entries = self.get_entries().items()
         group.commands = {name: TyperCommand(name=name, help=entry.describe()) for name, entry in entries}

@@ -139,7 +139,7 @@ def _check_weights(name: str) -> Finding:
     label = f"weights {name}"
     spec = weights.get_weights(name)
     if not weights.is_cached(name):
-        if spec.embedded:
+        if spec.downloads_on_use:
             return Finding(label, "not downloaded yet", f"knowgate models pull {name}")
         return Finding(label, f"not downloaded (optional): {spec.summary}", is_minor=True)
     try:
@@ -147,7 +147,7 @@ def _check_weights(name: str) -> Finding:
     except WeightsError:
         command = f"rm -r '{weights.locate_weights(name)}' && knowgate models pull {name}"
         return Finding(label, "corrupted (wrong sha256)", command, is_broken=True)
-    return Finding(label, "cached, checksum good", is_minor=not spec.embedded)
+    return Finding(label, "cached, checksum good", is_minor=not spec.downloads_on_use)
 
 
 def _check_cache() -> Finding:

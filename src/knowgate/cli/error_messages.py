@@ -189,7 +189,7 @@ def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
         return message
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
     value = r"""'[^']*'|"[^"]*"|[\w.+-]*[\w]|"""  # a text in quotes, a number or word, or nothing
-    # The characters before an argument must not show that it is part of a longer name or of a URL.
+    # The lookbehind excludes a name that is part of a longer name or of a URL, as in `x.k=1` or `?k=1`.
     argument = rf"(?<![\w.?&#-])`?(?P<name>{names})=(?P<value>{value})`?"
     message = re.sub(argument, lambda match: _format_flag(flags[match["name"]], match["value"]), message)
     return re.sub(rf"`({names})`", lambda match: flags[match[1]], message)

@@ -63,7 +63,8 @@ def eval_(
             import_tracker(tracker)  # fail before the evaluation, not after it
     if options.out is not None:
         report_folder.check_report_folder(options.out)
-    if "price_wrong" in options.model_fields_set:  # a wrong answer is weighed against a search, by their prices
+    if "price_wrong" in options.model_fields_set:
+        # The price of a wrong answer is compared with that of a search, which is an option of the report.
         options = options.replace(price_search=report.price_search)
     specs = split_gate_specs(gates, runs or ())
     evaluation = _evaluate_with_progress(specs, runs, output.data, options)

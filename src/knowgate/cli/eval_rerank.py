@@ -172,9 +172,10 @@ def _split_named_spec(text: str) -> tuple[str, str]:
 
 
 def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
-    """Return the specs with the base reranker first, if there is one.
+    """Return the specs by name, with the base reranker first, if there is one.
 
-    The base is the reranker before its training on preferences.
+    The base is the reranker before its training on preferences. It is the spec named 'base', or else the argument `base`,
+    or else the copy in the folder of a trained reranker.
     """
     stored_copies = [Path(spec) / RERANKER_BASE for spec in specs.values()]
     candidates = [specs.get(RERANKER_BASE), base, *(str(folder) for folder in stored_copies if folder.is_dir())]

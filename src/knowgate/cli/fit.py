@@ -77,6 +77,7 @@ class FitGroup(LazyGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command. The error for an unknown name suggests a similar one."""
+        # Typer itself reports unknown options, and shell completion (`resilient_parsing`) must not fail.
         if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
             raise UnknownName("fitted gate", cmd_name, self.commands)
         return self.commands.get(cmd_name)
@@ -182,13 +183,14 @@ class TextOptions(FitOptions):
 def make_gate_command(name: str) -> Callable[..., None]:
     """Make the function behind a command such as `knowgate fit probe`.
 
-    Flags are made from its annotations. `own` are the options of this gate, `options` those of all gates.
+    Its flags are the options that all gates share, and those of this gate.
     """
     function = load_fit_function(name)
 
     def command(labels: Labels = None, *, out: GateFolder, options: FitOptions, own: Options) -> None:
         fit_and_print(name, labels or [], out, options, get_set_fields(own))
 
+    # `expand_options` turns the annotations of `command` into flags, so they name the option classes of this gate.
     command.__annotations__["own"] = read_fit_options(function)
     if not read_requirements(function).reads_states:
         command.__annotations__["options"] = TextOptions
@@ -259,8 +261,9 @@ def _describe_gate(gate: FittedGate) -> Text:
 
 
 def make_arbiter_command() -> Callable[..., None]:
-    """Make the function behind `knowgate fit arbiter`. `own` has the options of all ways to choose an answer."""
-    models = tuple(read_fit_options(load_arbiter_fit_function(mode)) for mode in ARBITER_MODES[1:])  # without 'auto'
+    """Make the function behind `knowgate fit arbiter`. Its flags include the options of all modes ('features', 'lora')."""
+    modes = [mode for mode in ARBITER_MODES if mode != AUTO_MODE]
+    option_classes = tuple(read_fit_options(load_arbiter_fit_function(mode)) for mode in modes)
 
     def command(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
@@ -271,7 +274,8 @@ def make_arbiter_command() -> Callable[..., None]:
             arbiter = fit_arbiter(labels or [], out=out, mode=mode, seed=seed, command=line, watch=watch, **given)
         _print_arbiter(arbiter.artifact.manifest, out)
 
-    command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)
+    # `expand_options` turns the annotations of `command` into flags. `own` gets the options of all modes together.
+    command.__annotations__["own"] = create_model("ArbiterOptions", __base__=option_classes)
     command.__doc__ = ARBITER_HELP
     return expand_options(command, own="Options of the modes")
 
@@ -309,7 +313,7 @@ def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
     """
 
     def watch(progress: FitProgress) -> None:
-        """Show the progress of the fit."""
+        """Print milestones of the training as lines, and show everything else as a progress bar."""
         if progress.is_milestone and progress.unit in ("steps", "folds"):
             show.say(translate_arguments(progress.words, POLICY_FLAGS))
         else:

@@ -308,7 +308,4 @@ def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
             print_json(record)
         return
     columns = [key for key in SHOWN_COLUMNS if records and key in records[0]]
-    rows = []
-    for record in records:
-        rows.append(["-" if record[key] is None else str(record[key]) for key in columns])
-    print_table(columns, rows)
+    print_table(columns, [["-" if record[key] is None else str(record[key]) for key in columns] for record in records])

@@ -37,7 +37,7 @@ def export_judge_command(
         exported = export_judge(gate, out, kind=numbers, watch=show)
     folder = exported.folder
     inform(f"Exported to {folder}; the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}")
-    if exported.max_deviation is None:
+    if exported.max_deviation is None:  # llama.cpp is not installed, so the new judge could not be measured
         inform("First: pip install 'knowgate[llamacpp]'")
     else:
         inform(f"On check questions, the judge's probabilities changed by at most {exported.max_deviation:.4f}.")

@@ -35,13 +35,14 @@ def import_answers(
     ] = "contains",
     limit: LimitOption = None,
 ) -> None:
-    """Make a label run from answers of an LLM elsewhere.
+    """Make a label run from answers that an LLM gave elsewhere.
 
     Gates can be fitted on this run like on any other. Each line of the data holds a question and its answers:
 
     {"question": "Who wrote Hamlet?", "answers": ["Shakespeare"], "alone": "Marlowe", "searched": "Shakespeare"}
 
-    Name the fields with grades by people or by your own judge, to use these grades.
+    If your data has grades, from people or from your own judge, name their fields (as with --closed-correct). Then these
+    grades count.
 
     Example: knowgate import-answers --data jsonl:asked.jsonl --model my-llm --closed alone --open searched --out run
 
@@ -88,8 +89,7 @@ def label(
 def _print_saved_questions(run: RunFolder, total: int) -> None:
     """Print how many questions of an interrupted run are saved. `total` is 0 if the run has not started yet."""
     if total:
-        done = f"{len(run.done())} of {total} questions are saved in {run.path}"
-        inform(f"{done}. Run the same command to continue.")
+        inform(f"{len(run.done())} of {total} questions are saved in {run.path}. Run the same command to continue.")
 
 
 def _print_missing_answers(folder: RunFolder) -> None:
@@ -139,9 +139,8 @@ def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
     OUT has known and unknown questions. OUT.swapped.jsonl and OUT.rare.jsonl have altered known questions.
     """
     sets = build_kb_sat(folder.rows(), seed)
-    swapped_file = out.with_suffix(".swapped.jsonl")
-    rare_file = out.with_suffix(".rare.jsonl")
-    for path, records in ((out, sets.balanced), (swapped_file, sets.swapped), (rare_file, sets.rare)):
+    for suffix, records in (("", sets.balanced), (".swapped.jsonl", sets.swapped), (".rare.jsonl", sets.rare)):
+        path = out.with_suffix(suffix) if suffix else out
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         inform(f"{len(records)} questions in {path}")
     if not sets.swapped:

@@ -90,7 +90,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run_and_explain(without_debug, is_debug)
     except Exception as error:  # noqa: BLE001 - everything unexpected ends here
-        from knowgate.cli.error_messages import EXIT_INTERNAL_ERROR, describe_internal_error  # the help page needs none
+        # Imported late, because the import is slow and few commands fail.
+        from knowgate.cli.error_messages import EXIT_INTERNAL_ERROR, describe_internal_error
 
         return _print_error(describe_internal_error(error, without_debug), EXIT_INTERNAL_ERROR, is_debug)
 
@@ -113,7 +114,8 @@ def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
         return _print_error(_explain_error(error, arguments), code, is_debug)
     except (KeyboardInterrupt, typer.Abort):
         return _print_error("interrupted.", EXIT_INTERRUPTED, is_debug)
-    except (BrokenPipeError, SystemExit):  # the reader of our output is gone, as with `head`
+    except (BrokenPipeError, SystemExit):
+        # No program reads our output any more, as with `head`. Then typer raises SystemExit.
         # Python flushes stdout at its exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

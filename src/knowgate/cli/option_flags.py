@@ -46,7 +46,7 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
 
     Args:
         function: The function behind a command.
-        panels: Heading of the help page for the flags of a model, by the name of its parameter.
+        panels: For each parameter that is an option model, the section of the help page that lists its flags.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     models = {name: parameter.annotation for name, parameter in parameters.items() if _is_model(parameter)}
@@ -60,7 +60,7 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
             values[name] = _pop_options(model, flags[name], values)
         function(**values)
 
-    # A parameter without a default may follow others only by keyword.
+    # Keyword-only, because a positional parameter without a default may not follow one with a default.
     others = [parameter.replace(kind=KEYWORD_ONLY) for name, parameter in parameters.items() if name not in models]
     all_flags = [*others, *chain.from_iterable(flags.values())]
     command.__signature__ = inspect.Signature(all_flags)  # type: ignore[attr-defined] # typer reads the flags from it
@@ -132,7 +132,7 @@ def _make_parameter(name: str, schema: Schema, option: Any, *, is_required: bool
 
 
 def _make_typer_option(schema: Schema, flag: str, panel: str | None, **settings: Any) -> Any:
-    """Make what typer shows and checks of a flag. `settings` are its help text and bounds."""
+    """Make the typer option of a flag. `settings` are its help text and bounds."""
     choices = [str(value) for kind in _list_types(schema) for value in kind.get("enum", ())]  # empty if all are allowed
     return typer.Option(
         flag,
@@ -180,10 +180,10 @@ def _get_bound(field: FieldInfo, name: str) -> float | None:
 def _iter_metadata(field: FieldInfo) -> Iterator[Any]:
     """Yield the constraints of a field, such as its minimum `Ge(1)`.
 
-    For `Annotated[int, Ge(1)] | None`, they are in the union members.
+    In a union such as `Annotated[int, Ge(1)] | None`, the constraints belong to a member, not to the field.
     """
     yield from field.metadata
     for member in typing.get_args(field.annotation):
         for item in getattr(member, "__metadata__", ()):
-            # `Field(ge=1)` in `Annotated[int, Field(ge=1)]` has constraints of its own.
+            # In `Annotated[int, Field(ge=1)]`, the item `Field(ge=1)` holds a list of constraints. `Ge(1)` itself is one.
             yield from getattr(item, "metadata", [item])

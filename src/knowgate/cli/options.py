@@ -129,7 +129,7 @@ def load_command_settings(config: Path | None, options: DecisionOptions, no_rule
 
 
 def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) -> list[str]:
-    """Split the values of `--gates` at commas.
+    """Split the values of `--gates` into gate specs. A comma separates two gates, unless an option (NAME=VALUE) follows.
 
     Example: ['flare,dhicl:k=5,words=1/2'] becomes ['flare', 'dhicl:k=5,words=1/2'].
 
@@ -180,8 +180,8 @@ def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> It
 
 
 def suggest_ask_options(model: str) -> str:
-    """Return the options that `knowgate ask` needs for this model, usually "".
+    """Return options to add to a suggested `knowgate ask` command, "" for most models.
 
-    Imported answers name no server and no documents.
+    For a model whose answers were imported, the user must fill in its server and the documents, which are unknown.
     """
     return f" --docs DIR --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""

@@ -68,7 +68,8 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
 
     Everything is compared with always retrieving. On a label run, the risk is the share of correct answers lost. A log
     has no correct answers. There, the risk is the share of questions with different answers with and without passages.
-    The risk is unknown if fewer than 100 skipped questions (or of those that the log retrieved for) have both answers.
+    The risk is unknown unless 100 skipped questions have both answers. They must include 100, or all, of the skipped
+    questions that the log retrieved for.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
@@ -93,9 +94,9 @@ def _print_replay_caveats(logged: LoggedTraffic, results: Sequence[replay.Replay
     call_savings = [result.savings["llm_calls"] for result in results]  # None if unknown
     makes_extra_calls = any(calls is not None and calls.saved < 0 for calls in call_savings)
     if prices.are_given and not prices.include_llm and makes_extra_calls:
-        inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
+        inform("The money saved is too high, because extra LLM calls are not priced (--price-llm-call).")
     if logged.constant_decision:
-        inform("So no other thresholds are shown. To compare some, serve with a gate that scores questions.")
+        inform("No other thresholds are shown. To compare some, serve with a gate that scores questions.")
     elif any(not result.has_evidence for result in results):
         inform("A risk is unknown if too few skipped questions have both answers (knowgate replay --help).")
         inform("Do not choose such a threshold. First collect more answers: knowgate serve --shadow --audit 1")
@@ -132,7 +133,7 @@ def _read_label_run(run: Path, options: TrafficOptions) -> LoggedTraffic:
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
-    """Return notes on thresholds, such as {0.4: "the gate's own", 0.5: "as it ran"} (in all logged decisions)."""
+    """Return notes on thresholds: {0.4: "the gate's own", 0.5: "as it ran"}. All logged decisions used the latter."""
     names: dict[float, str] = {}
     if gate is not None:
         own = _get_gate_threshold(log, gate) if log.run_threshold is None else log.run_threshold
@@ -144,7 +145,7 @@ def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
 
 
 def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
-    """Return the own threshold of a gate. The log must be from the same gate."""
+    """Return the threshold that a gate would use. Raise BadSetting if the log was made with another gate."""
     loaded = load_gate(gate)
     if loaded.name not in log.gates:
         raise BadSetting(
@@ -177,7 +178,10 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
 
 
 def _format_result(result: replay.ReplayResult, first: replay.ReplayResult) -> dict[str, str]:
-    """Format the risks and savings of a threshold, by column. Titles count the questions of the first result."""
+    """Format the risks and savings of a threshold, by column.
+
+    The titles of risks contain the numbers of questions of the `first` result, so that all rows have the same columns.
+    """
     risks = {}
     for name, share in first.risks.items():
         risks[RISK_COLUMNS[name].format(share.n)] = _format_share(result.risks[name])
@@ -197,6 +201,7 @@ def _format_known(result: replay.ReplayResult) -> str:
     The risk is known only for these questions.
     """
     saving = result.savings["retrievals"]
+    # `saving.always` is the number of questions, because always retrieving searches once for each.
     n_skipped = 0 if saving is None else round(saving.always) - result.retrieved
     if not n_skipped:
         return "-"
@@ -232,7 +237,7 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     _print_assumed_costs(log, traffic)
     if log.constant_decision:
         inform(f"The gate {log.constant_decision} and has no threshold.")
-    elif not traffic.checks:
+    elif not traffic.checks:  # the questions with both answers
         inform("Lost answers are unknown, because no question has both answers. Serve with --shadow --audit 1.")
 
 
@@ -241,8 +246,8 @@ def _print_assumed_costs(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     n_skip_costs = traffic.count_known("cost_if_skipped")
     n_retrieval_costs = traffic.count_known("cost_if_retrieved")
     if min(n_skip_costs, n_retrieval_costs) < len(log.events):
-        counts = f"with a search are recorded for {n_retrieval_costs} of them, costs without one for {n_skip_costs}"
-        inform(f"Costs {counts}. For the rest, the mean of these is assumed.")
+        counts = f"{n_retrieval_costs} have recorded costs with a search, {n_skip_costs} without a search"
+        inform(f"Of these questions, {counts}. For the others, the mean of the recorded costs is assumed.")
     if log.n_estimated:
         inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
 
@@ -295,7 +300,8 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
     traffic = replay.Traffic(logged.events)
     threshold = _choose_threshold(logged, options)
     comparison = compare_traffic_costs(traffic, threshold, prices)
-    if are_assumed and comparison.always.missing_amounts(prices):  # a log without tokens: show searches alone
+    lacks_token_counts = bool(comparison.always.missing_amounts(prices))
+    if are_assumed and lacks_token_counts:  # prices of tokens cannot be applied, so only the cost of searches is shown
         comparison = replace(comparison, prices=replay.Prices(search=DEFAULT_SEARCH_PRICE))
     if options.as_json:
         print_json(_make_cost_record(logged, comparison, threshold))
@@ -408,8 +414,8 @@ def describe_break_even(comparison: CostComparison) -> str:
         return "The gate skips no search at this threshold, so it is never cheaper."
     flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in dict.fromkeys(missing))
     return (
-        "The total is unknown, because the log does not record some amounts that have a price. Prices to set to 0, to leave "
-        f"them out: {flags}."
+        "The total is unknown, because the log does not record some amounts that have a price. To leave "
+        f"these amounts out, set their prices to 0: {flags}."
     )
 
 

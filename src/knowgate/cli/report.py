@@ -66,7 +66,6 @@ def _print_topics(runs: Sequence[Path], options: topics.TopicOptions) -> None:
     create_wide_console().print(render_tables([topics.build_topic_table(results)]))
     rules = topics.propose_rules(results)
     print_text(topics.describe_rules(rules) or "No rule follows from these topics with certainty.")
-    file = options.topic_rules
-    if file is not None and rules:
-        write_text(file, "\n".join(rule.to_toml() for rule in rules))
-        inform(f"{len(rules)} rules are in {file}. Read them, then use them: --rules {file}")
+    if options.topic_rules is not None and rules:
+        write_text(options.topic_rules, "\n".join(rule.to_toml() for rule in rules))
+        inform(f"{len(rules)} rules are in {options.topic_rules}. Read them, then use: --rules {options.topic_rules}")

@@ -207,7 +207,7 @@ def _print_training_notes(alignment: TrainingLog) -> None:
     selection = alignment.selection
     if selection:  # None if the last weights were kept without a check
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
-        if not selection.share:  # no weights during the training were better than the base (the untrained model)
+        if selection.share == 0:  # the share of the trained weights; 0 means that the untrained model was kept
             inform("Training did not improve the base, so it is kept. Use more questions or another --learning-rate.")
     if alignment.groups < MIN_USEFUL_QUESTIONS:
         counts = f"{alignment.groups} questions only (the CBDR paper: {PAPER_QUESTIONS:,})"

@@ -46,10 +46,10 @@ def start(
 ) -> None:
     """Make a gate for your documents and your LLM, and test how many answers it loses.
 
-    First says what your questions can prove and how long it takes. Then builds an index, and answers the questions with
-    and without passages. Then fits a gate, or a policy from 500 questions on. Last, writes a report and knowgate.toml.
-    If nothing can be proven, the settings always retrieve. Run the same command again to continue after an
-    interruption.
+    The command first says which losses your number of questions can rule out, and how long it takes. It builds an index,
+    answers the questions with and without passages, and fits a gate. With 500 questions or more, it fits a policy: a gate
+    with a threshold and an arbiter. Last, it writes a report and knowgate.toml. If nothing can be proven, these settings
+    always retrieve. Run the same command again to continue after an interruption.
 
     Example: knowgate start --docs handbook/ --questions questions.jsonl
     """
@@ -151,10 +151,10 @@ def _check_docs(text: str) -> None:
         raise KnowgateError(f"the folder or file '{text}' does not exist. Enter the path of your documents.")
 
 
-def _check_questions(text: str) -> None:
-    """Raise a KnowgateError if the file cannot be read as questions."""
-    if text:  # without questions, the LLM writes some
-        guess_data_spec(text)
+def _check_questions(spec: str) -> None:
+    """Raise a KnowgateError if the spec, such as a file name, names no readable questions. "" is allowed."""
+    if spec:  # without questions, the LLM writes some
+        guess_data_spec(spec)
 
 
 def _check_model(text: str) -> None:
@@ -278,23 +278,24 @@ def format_serve_command(config: Path | None, settings: PipelineOptions, choice:
     Args:
         config: Settings file of the server; None for ./knowgate.toml.
         settings: What the file says.
-        choice: The new gate, which was proven with DEFAULT_PASSAGES passages.
+        choice: The new gate, whose guarantee was tested with DEFAULT_PASSAGES passages per question.
     """
     command = ["knowgate", "serve", *(["--config", str(config)] if config else []), "--gate", choice.gate]
     if choice.threshold is not None:
         command += ["--threshold", f"{choice.threshold:g}"]
     if choice.guarantee and not choice.is_policy:
-        command += ["--arbiter", "none"]  # the guarantee was proven without one
+        command += ["--arbiter", "none"]  # the guarantee was tested without an arbiter; only policies include one
     if settings.k != DEFAULT_PASSAGES:
         command += ["--k", str(DEFAULT_PASSAGES)]
     return shlex.join(command)
 
 
 def _read_logged_questions(log: str, count: int, settings: PipelineOptions) -> LoggedQuestions:
-    """Read the newest questions from the log of a server, at most `count`, and print which are used."""
+    """Read the newest questions from a server log, at most `count`, and print how many have corrected answers."""
     source = parse_log_location(log)
     if isinstance(source, Path) and not is_server_log(source):
         raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
+    # With `share_labels`, all API keys belong together, so the corrections of each of them are trusted.
     logged = read_logged_questions(source, count, trusts_keys=load_serve_options(settings).share_labels)
     _report_corrections(logged)
     return logged

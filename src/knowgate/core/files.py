@@ -107,7 +107,7 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _name_target(path: Path) -> Iterator[None]:
-    """Make OS errors inside a `with` block name `path` instead of a temporary file, which the user does not know."""
+    """Replace the temporary file in the OS errors of a `with` block by `path`, which the user knows."""
     try:
         yield
     except shutil.Error as error:
@@ -119,7 +119,8 @@ def _name_target(path: Path) -> Iterator[None]:
         failed = str(error.filename or prefix)  # the error names no file if the disk is full
         if error.errno is None or not failed.startswith(prefix):
             raise
-        _temporary, *inside = Path(failed).relative_to(folder).parts  # `inside` leads to a file in a temporary folder
+        # Example: if `path` is /a/gate, the temporary file /a/.gate.x1.part/data.bin becomes /a/gate/data.bin.
+        _temporary_name, *inside = Path(failed).relative_to(folder).parts
         raise OSError(error.errno, error.strerror, str(path.joinpath(*inside))) from error
 
 
@@ -319,7 +320,7 @@ def read_jsonl(path: Path, *, allow_surrogates: bool = False) -> Iterator[tuple[
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number, text) for each non-empty line. Files named *.gz are decompressed."""
     try:
-        # Invalid UTF-8 raises no error here. `INVALID_UTF8` matches the text.
+        # Invalid bytes become lone surrogates here. Callers find them with `INVALID_UTF8` and can name the line.
         with open_text(path, errors="surrogateescape") as file:
             number = 0
             while line := file.readline(MAX_LINE_CHARS + 1):  # never holds a huge line in memory

@@ -45,7 +45,8 @@ def require_for_script(module: str, *, extra: str) -> None:
         extra: The optional dependency group of knowgate that installs it.
     """
     if find_spec(module) is None:
-        sys.exit(str(MissingExtra(f"this script imports {module}, which", extra)))
+        # The message goes on with "needs the extra".
+        sys.exit(str(MissingExtra(feature=f"this script imports {module}, which", extra=extra)))
 
 
 @contextlib.contextmanager

@@ -367,7 +367,7 @@ def read_response(response: httpx.Response, server: str) -> HttpResponse:
     body = bytearray()
     for chunk in iter_body(response, server):
         body += chunk
-        # Chunks that are already in memory cause no network read, which would check the deadline.
+        # A network read checks the deadline, but a chunk that is already in memory is returned without a network read.
         if time.monotonic() > REQUEST_DEADLINE.get():
             raise httpx.ReadTimeout("the server sent its response too slowly")
     return HttpResponse(response.status_code, bytes(body), parse_retry_after(response.headers.get("Retry-After", "")))

@@ -28,18 +28,18 @@ RowIndices = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class NearestHits:
-    """Row numbers and their scores for one query, best first."""
+    """Row numbers and scores of the hits for one query. Only the hits that `top` returns are sorted."""
 
     rows: RowIndices  # row numbers of the found vectors
     scores: Vector  # their similarity to the query
 
     def top(self, k: int) -> NearestHits:
-        """Return the k best hits."""
+        """Return the k best hits, best first."""
         order = select_top_rows(self.scores, k)
         return NearestHits(self.rows[order], self.scores[order])
 
     def merge(self, other: NearestHits) -> NearestHits:
-        """Return the hits of both, not sorted."""
+        """Return the hits of both objects, not sorted."""
         return NearestHits(np.concatenate([self.rows, other.rows]), np.concatenate([self.scores, other.scores]))
 
 
@@ -72,8 +72,9 @@ def find_nearest_rows(
 def score_rows(vectors: Vector, rows: RowIndices, query: Vector) -> NearestHits:
     """Compute the inner products of the query with some rows.
 
-    Other rows never change a row's score, not even its last digit.
+    The score of a row does not depend on the other rows, not even in its last digit.
     """
+    # Not `vectors[rows] @ query`, because a matrix product may round a row differently if there are more or fewer rows.
     products = vectors[rows].astype(np.float64) * query.astype(np.float64)
     return NearestHits(rows, products.sum(axis=1).astype(np.float32))
 
@@ -110,7 +111,7 @@ def _select_candidates(scores: Vector, best: NearestHits, error: float, k: int) 
         error: Bound of the rounding error.
         k: Number of hits to find.
     """
-    # A row below the k-th best score so far, minus the rounding error, cannot be among the k best.
+    # A row that scores less than (k-th best score so far - rounding error) cannot be among the k best.
     min_score = float(best.scores[-1]) - error if len(best.scores) == k else -np.inf
     rows = np.flatnonzero(scores >= min_score)
     return rows[_select_near_top(scores[rows], k, error)]

@@ -102,29 +102,31 @@ def get_set_fields(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
 
 
-def with_options(model: type[Options]) -> Callable[[Function[Result]], Function[Result]]:
+def with_options(options_class: type[Options]) -> Callable[[Function[Result]], Function[Result]]:
     """Decorate a function to accept the fields of its argument `options` as keywords, too.
 
     Args:
-        model: The options model that the function takes.
+        options_class: The class of the options that the function takes.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        signature = _expand_signature(inspect.signature(function), model)
-        field_names = {*model.model_fields, *model.renamed}
+        signature = _expand_signature(inspect.signature(function), options_class)
+        field_names = {*options_class.model_fields, *options_class.renamed}
 
         @functools.wraps(function)
         def wrapper(*args: Any, options: Options | None = None, **keywords: Any) -> Result:
             """Call the function with one options object, made of `options` and keywords."""
             fields = {name: keywords.pop(name) for name in list(keywords) if name in field_names}
             _check_keywords(keywords, signature)
-            if options is not None and fields:
+            if options is None:
+                options = options_class(**fields)
+            elif fields:
                 options = options.replace(**fields)
-            return function(*args, options=options or model(**fields), **keywords)
+            return function(*args, options=options, **keywords)
 
         wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        wrapper.__options__ = model  # type: ignore[attr-defined]
-        wrapper.__doc__ = _document_fields(inspect.getdoc(function) or "", model)
+        wrapper.__options__ = options_class  # type: ignore[attr-defined]
+        wrapper.__doc__ = _document_fields(inspect.getdoc(function) or "", options_class)
         return wrapper
 
     return decorate

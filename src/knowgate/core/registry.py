@@ -5,6 +5,7 @@ Other packages can add names by entry points (plug-ins).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from knowgate.core.redaction import redact_message, redact_urls
-from knowgate.errors import BadSetting, MissingExtra, UnknownName
+from knowgate.errors import BadSetting, UnknownName, require_extra
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,8 @@ def load_target(target: str, feature: str, extra: str) -> Any:
         MissingExtra: A package of the optional dependency group is not installed.
     """
     module, _, attribute = target.partition(":")
-    try:
+    with require_extra(feature, extra) if extra else contextlib.nullcontext():
         return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if extra and not (error.name or "").startswith("knowgate"):
-            raise MissingExtra(feature, extra) from error
-        raise
 
 
 def split_spec(spec: str) -> tuple[str, str]:

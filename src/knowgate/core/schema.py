@@ -141,7 +141,7 @@ def _make_schema(annotation: Any) -> CoreSchema:
 
 
 def _expect(schema: CoreSchema, description: str) -> CoreSchema:
-    """Make every error of a schema name the expected type, such as 'a list of 3'."""
+    """Replace the message of every error of a schema by the expected type, such as 'a list of 3'."""
     # pydantic-core formats the message, so braces must be doubled.
     message = description.replace("{", "{{").replace("}", "}}")
     return core_schema.custom_error_schema(schema, custom_error_type="expected", custom_error_message=message)

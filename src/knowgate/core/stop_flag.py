@@ -51,7 +51,7 @@ def pause_at_checks(pause: Callable[[], None]) -> Iterator[None]:
 
 
 def check_stop_flag() -> None:
-    """Raise StopError if nobody waits for the current work any more."""
+    """Let more urgent work run first (`pause_at_checks`), then raise StopError if nobody waits for the current work."""
     pause = _PAUSE.get()
     if pause is not None:
         pause()

@@ -87,10 +87,14 @@ def cut_answer(answer: str) -> str:
 
 
 def _replace_punctuation(text: str) -> str:
-    """Replace punctuation, symbols and isolated combining marks by spaces. Decimal points and all positions stay."""
+    """Replace punctuation, symbols and isolated combining marks by spaces. Decimal points are kept.
+
+    The text keeps its length, so that a position means the same character before and after.
+    """
     replaced = text.translate(REPLACEMENTS)
     if not text.isascii():
         replaced = ISOLATED_MARKS.sub(lambda match: " " * len(match[0]), replaced)
+    # DECIMAL_POINT also matches the point in "a.b".
     points = [match.start() for match in DECIMAL_POINT.finditer(text)]
     decimal_points = [index for index in points if text[index - 1].isdigit() and text[index + 1].isdigit()]
     if not decimal_points:
@@ -179,7 +183,11 @@ def grade_contains(answer: str, question: Question) -> ContainmentGrade:
 
 @functools.lru_cache(maxsize=20_000)  # sampled answers to one question are often the same
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
-    """Grade an answer like `grade_contains`. The arguments are hashable, for caching."""
+    """Grade an answer as `grade_contains` does. The arguments are hashable, for caching.
+
+    The question itself may contain a gold answer, as in "Is a whale a fish or a mammal?". Then an answer that merely
+    repeats the question is wrong, and its grade is marked as `guarded`.
+    """
     answer_tokens = join_tokens(answer)
     is_in_question = _prepare_golds(question, golds)  # gold answer -> whether its words are in the question
     contained = [gold for gold in is_in_question if gold in answer_tokens]
@@ -194,7 +202,7 @@ def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> Conta
 
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> dict[str, bool]:
-    """Return for each gold answer whether the question contains all its words. Keys are written by `join_tokens`."""
+    """Return, for each gold answer in the normal form of `join_tokens`, whether all its words are in the question."""
     words = set(tokenize(question))
     tokenized = [join_tokens(gold) for gold in golds]
     return {gold: set(gold.split()) <= words for gold in tokenized if gold.strip()}

@@ -80,6 +80,7 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
         raise _make_surrogate_error(surrogate, where)
     check_json_depth(text, where)
     if surrogate and replace_surrogates:
+        # json.dumps writes lone surrogates unescaped, so one substitution replaces those of all keys and values.
         clean_text = LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
         value = _make_decoder().decode(clean_text)
     return value

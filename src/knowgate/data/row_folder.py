@@ -123,7 +123,8 @@ class RowFolder:
     def records_with_offsets(self) -> Iterator[tuple[str, dict[str, Any], int]]:
         """Yield (location, JSON object, byte offset) for each row.
 
-        An incomplete last line, left by a killed process, is skipped.
+        A killed process can leave an incomplete last line, which is skipped. A packed folder was finished before it was
+        compressed, so its last line is complete even without a newline.
         """
         self.manifest()  # raises ArtifactError if the folder cannot be used
         if not self.is_packed and not self.file(self.rows_name).is_file():
@@ -173,7 +174,7 @@ class RowFolder:
         return record
 
     def done(self) -> dict[str, str | None]:
-        """Return the error of each question with a row, by question id. None means no error."""
+        """Return the questions that have a row: the error of each row, by question id. None means no error."""
         if not (self.path / self.manifest_name).is_file():
             return {}
         headers = [self._validate(RowHeader, record, where) for where, record in self.records()]

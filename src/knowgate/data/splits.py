@@ -36,7 +36,7 @@ def hash_to_unit(*salt_and_key: str, digits: int = HASH_DIGITS) -> float:
 
 
 def fingerprint_text(question: str) -> str:
-    """Return a hash of a question's text, by which questions that a gate was fitted on are recognized."""
+    """Return a hash of a question's text. A fitted gate stores the hashes of its training questions."""
     return sha256_text(normalize(question) or question)[:12]
 
 

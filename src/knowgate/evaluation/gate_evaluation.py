@@ -249,7 +249,7 @@ def _add_optional_tables(
         evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     if options.price_search is not None:
         gates = _add_baselines(table, scores, [])
-        once_right = choices.right if choices else table.always_right  # whether the answer after one search is right
+        once_right = choices.right if choices else table.retrieved_right  # whether the answer after one search is right
         price = options.price_search / options.price_wrong  # in right answers
         evaluation = replace(evaluation, actions=evaluate_actions(table, gates, once_right, price, bootstrap))
     if options.second_look is not None:

@@ -132,7 +132,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
         gate,
         measures={name: summarize_resamples(values) for name, values in resampled.items()},
         cost=estimate_gated_cost(table, ~retrieve, gate),
-        right=np.where(retrieve, table.always_right, table.closed_book_right),
+        right=np.where(retrieve, table.retrieved_right, table.closed_book_right),
         resampled=resampled,
     )
     if table.open_book_right is None:
@@ -173,7 +173,7 @@ def tune_threshold(table: LabelTable, needs: metrics.FloatArray) -> TunedThresho
     """
     if not table.is_dev.any() or table.is_dev.all():
         return None
-    outcomes = GateOutcomes(needs, table.closed_book_right, table.always_right)
+    outcomes = GateOutcomes(needs, table.closed_book_right, table.retrieved_right)
     threshold = choose_for_accuracy(outcomes.select(table.is_dev))
     test = evaluate_threshold(outcomes.select(~table.is_dev), threshold)
     return TunedThreshold(threshold, test.accuracy, test.rate, always=test.right_always / test.n, n=test.n)

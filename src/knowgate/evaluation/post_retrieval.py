@@ -131,11 +131,11 @@ def _measure_cascade(
     """
     retrieve = gate.needs > gate.threshold
     rate = float(retrieve.mean())
-    always_right = table.always_right.astype(float)
+    always_right = table.retrieved_right.astype(float)
     right_without_arbiter = np.where(retrieve, always_right, table.closed_book_right)
     right = np.where(retrieve, arbiter_right, table.closed_book_right)
     columns = {"accuracy": right, "change": right - right_without_arbiter, "against_always": right - always_right}
-    p_value, n_gained, n_harmed = mcnemar_test(right, table.always_right)
+    p_value, n_gained, n_harmed = mcnemar_test(right, table.retrieved_right)
     return CascadeResult(
         gate=gate.gate,
         rate=rate,
@@ -292,7 +292,7 @@ def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
     """Measure a gate with and without a judge. The judge drops passages that are not `useful`."""
-    closed_book_right, open_book_right = table.closed_book_right, table.always_right
+    closed_book_right, open_book_right = table.closed_book_right, table.retrieved_right
     retrieve = gate.needs > gate.threshold
     is_shown = retrieve & useful  # whether the LLM is shown the passages, because the judge keeps them
     right_without_judge = np.where(retrieve, open_book_right, closed_book_right)

@@ -169,7 +169,7 @@ def evaluate_actions(
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)
     results = []
     for gate in gates:
-        outcomes = ActionOutcomes(gate.needs, right, table.always_right, (0.0, 1.0, table.mean_rounds))
+        outcomes = ActionOutcomes(gate.needs, right, table.retrieved_right, (0.0, 1.0, table.mean_rounds))
         training, test = outcomes.select(dev), outcomes.select(~dev)
         actions = choose_actions(predict_action_success(training, test.needs), test.searches, search_price)
         results.append(measure_actions(gate.gate, test, actions, search_price, test_bootstrap))

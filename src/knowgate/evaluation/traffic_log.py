@@ -333,8 +333,8 @@ def _make_graded_events(
     # An arbiter reads the whole draft. How much of it a gate with stored decisions reads is unknown: assume all.
     reads_whole_draft = choices is not None or table.find_recorded(gate) is not None
     max_draft_tokens = math.inf if reads_whole_draft else load_gate(gate).request.draft_tokens
-    given_right = choices.right if choices else table.always_right
-    grades = map(AnswerGrades, table.closed_book_right.tolist(), table.always_right.tolist(), given_right.tolist())
+    given_right = choices.right if choices else table.retrieved_right
+    grades = map(AnswerGrades, table.closed_book_right.tolist(), table.retrieved_right.tolist(), given_right.tolist())
     events = []
     for row, need, grade in zip(table.rows, scores.needs.tolist(), grades, strict=True):
         draft_tokens = min(_count_known_tokens(row.closed), max_draft_tokens) if has_draft else 0.0

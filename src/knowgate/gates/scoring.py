@@ -108,7 +108,8 @@ def _check_needs(gate: Gate, needs: Sequence[float], questions: Sequence[Questio
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(
                 f"gate '{gate.name}' returned the score {need} for '{question.text[:60]}'. Return a score from 0 (no "
-                "retrieval) to 1 (retrieve)."
+                "retrieval) to 1 (retrieve).",
+                brief=f"gate '{gate.name}' returned the score {need}, which is not from 0 to 1",
             )
 
 
@@ -128,7 +129,8 @@ def measure_distances(gate: Gate, questions: Sequence[Question], readings: Seque
         if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
             raise ModelError(
                 f"gate '{gate.name}' returned the distance {distance} for '{question.text[:60]}'. A distance must be a "
-                "number of at least 0."
+                "number of at least 0.",
+                brief=f"gate '{gate.name}' returned the distance {distance}, which is not a number of at least 0",
             )
     return distances
 

@@ -45,7 +45,7 @@ class KnowgateRAG(dspy.Module):
     ):
         super().__init__()
         self.decider = as_decider(decider)
-        self.search = search
+        self.source = search  # a function that searches, or a retriever
         self.k = k
         self.direct = direct or dspy.Predict("question -> answer")
         self.informed = informed or dspy.Predict("context, question -> answer")
@@ -72,7 +72,7 @@ class KnowgateRAG(dspy.Module):
     def retrieve(self, question: str) -> list[str]:
         """Search for a question and return up to `k` texts for the context."""
         with wrap_errors("the search"):
-            results = self.search(question) if callable(self.search) else self.search.search([question], self.k)[0]
+            results = self.source(question) if callable(self.source) else self.source.search([question], self.k)[0]
         return [_get_text(result) for result in check_result_list(results, "the search", self.k)]
 
 

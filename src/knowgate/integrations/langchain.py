@@ -75,6 +75,7 @@ class KnowgateRetriever(BaseRetriever):
         if not decision.retrieve:
             return []
         with wrap_errors(self._description):
+            # `config` holds synchronous callbacks, so a retriever that is only asynchronous does not get it.
             documents = call_or_await(lambda: self.wrapped.invoke(query, config), lambda: self.wrapped.ainvoke(query))
         return self._add_decision(documents, decision)
 
@@ -243,14 +244,14 @@ def _hide_tools(request: Any, names: Sequence[str]) -> Any:
 
 
 def _publish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the callbacks of a run. Return the config for inner calls."""
+    """Send a decision to the callbacks of a run, and return the config with which the run calls other runnables."""
     config, record = _note_decision(run_manager, decision)
     dispatch_custom_event(DECISION_EVENT, record, config=config)
     return config
 
 
 async def _apublish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the async callbacks of a run. Return the config for inner calls."""
+    """Do the same as `_publish`, for the asynchronous callbacks of a run."""
     config, record = _note_decision(run_manager, decision)
     await adispatch_custom_event(DECISION_EVENT, record, config=config)
     return config

@@ -274,7 +274,8 @@ def import_answers(
         llm: Name of the LLM that gave the answers.
         data: Name of the data, recorded in the run.
         options: Names of the fields that hold the answers, grades, passages, log-probabilities and costs.
-        extra_fields: The fields of each question's record outside `meta`, by question id. `meta` is searched first.
+        extra_fields: Further fields of each imported record, by question id. A field that `options` names is taken from
+            the question's `meta`, or else from here.
 
     Returns:
         The number of questions imported by this call. Questions that already have a row are skipped.
@@ -384,6 +385,7 @@ def _describe_import(
     questions: Sequence[Question], grader: Grader, llm: str, data: str, options: ImportOptions
 ) -> dict[str, Any]:
     """Return the settings that identify the imported run, as `knowgate label` records them."""
+    has_recorded_grades = bool(options.closed_correct)  # then the verdicts of `grader` are stored, but do not count
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
@@ -393,11 +395,11 @@ def _describe_import(
         "prompts_fingerprint": "recorded",
         "retriever": "recorded",
         "retriever_fingerprint": None,
-        "grader": RECORDED_GRADER if options.closed_correct else grader.name,
+        "grader": RECORDED_GRADER if has_recorded_grades else grader.name,
         "samples": 0,
         "temperature": None,
         **build_synthetic_setting(questions),
     }
-    if options.closed_correct:
+    if has_recorded_grades:
         settings["second_grader"] = grader.name
     return {**settings, "hash": hash_settings(settings)}

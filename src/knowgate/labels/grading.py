@@ -213,7 +213,10 @@ def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question
 
 
 def add_counts(row: LabelRow, reading: Reading, grades: Sequence[Grade]) -> LabelRow:
-    """Add the generated tokens, and the guarded and unparsable grades, of an answer to the counts of a row."""
+    """Add an answer to the counts of a row: its generated tokens, and its guarded and unparsable grades.
+
+    A guarded answer repeats the question, and so does not count as right. An unparsable verdict of a judge gives no grade.
+    """
     return replace(
         row,
         guarded=row.guarded + sum(grade.guarded for grade in grades),

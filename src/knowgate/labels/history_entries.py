@@ -42,10 +42,12 @@ def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: Known
 
 def _choose_label(row: LabelRow, rule: KnownRule) -> KnowledgeLabel | None:
     """Choose the label of a question in the history log. None means: do not log it."""
-    known = None if row.error is not None or row.closed is None else is_known(row.closed, rule)
+    if row.error is not None or row.closed is None:
+        return None
+    known = is_known(row.closed, rule)
     if known is None:
         return None
-    if is_time_sensitive(row.meta):
+    if is_time_sensitive(row.meta):  # a right answer may soon be outdated, so it is not logged as known
         return None if known else KnowledgeLabel.TIME_SENSITIVE
     return KnowledgeLabel.KNOWN if known else KnowledgeLabel.UNKNOWN
 

@@ -124,13 +124,15 @@ class Labeler:
     __call__ = label  # as the workers of a Ray cluster call it
 
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
-        """Let the LLM answer a batch, and return a function to grade the answers.
+        """Let the LLM answer a batch, and return a finisher: a function that grades the answers and returns the rows.
 
-        Questions of a failed batch are labeled one by one.
+        Another thread can call the finisher while the LLM answers the next batch. Questions of a failed batch are labeled
+        one by one.
 
         Args:
             questions: The batch.
-            can_defer: Whether grading may be left to the finisher. If False, it is done before this method returns.
+            can_defer: Whether grading may be left to the finisher. If False, or if grading needs the LLM, the answers are
+                graded before this method returns.
 
         Raises:
             DeviceError: The GPU failed, so that all other questions would fail as well.
@@ -197,7 +199,8 @@ class Labeler:
         A second thread searches and grades. The returned function makes the rows.
         """
         start = time.perf_counter()
-        # A reranker may need the LLM, and some tokenizers one thread: they select passages once the LLM has answered.
+        # Passages are selected in the second thread, unless this needs the LLM (for a reranker) or a tokenizer that only
+        # this thread may use. Then they are selected here, after the LLM has answered.
         can_select_in_thread = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
@@ -227,13 +230,14 @@ class Labeler:
 
         return finish
 
-    def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
+    def _grade_in_thread(self, executor: Executor, work: Callable[[], Result]) -> Future[Result]:
         """Call `work`, which grades answers, and return its result as a future.
 
-        A judge is an LLM and works in this thread only, so it grades before this method returns.
+        Strings are compared in a thread of `executor`. A judge is an LLM, which only the calling thread may use, so it
+        grades before this method returns.
         """
         if self._compares_strings:
-            return thread.submit(work)
+            return executor.submit(work)
         finished: Future[Result] = Future()
         finished.set_result(work())
         return finished
@@ -382,11 +386,11 @@ class Labeler:
             readings: Generated answers of each row.
         """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
-        answers = self._add_second_grades(answers, questions)
+        answers = self._store_other_verdicts(answers, questions)
         grades = self._grade_all(answers, questions)
-        graded_answers = list(map(add_grades, answers, grades, questions))
-        counted = map(add_counts, rows, readings, grades)
-        pairs = zip(counted, graded_answers, strict=True)
+        graded_answers = map(add_grades, answers, grades, questions)
+        counted_rows = map(add_counts, rows, readings, grades)
+        pairs = zip(counted_rows, graded_answers, strict=True)
         return [replace(row, **{name: answer}) for row, answer in pairs]  # type: ignore[arg-type]
 
     def _grade_all(self, answers: Sequence[GradedAnswer], questions: Sequence[Question]) -> list[list[Grade]]:
@@ -399,8 +403,8 @@ class Labeler:
         grades = iter(self.grader.grade(texts, text_questions))
         return [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
 
-    def _add_second_grades(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
-        """Store the verdicts of the second grader in the answers. They do not count as grades."""
+    def _store_other_verdicts(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
+        """Store the verdicts of the second grader in the answers. These verdicts do not count as grades."""
         if self.second_grader is None:
             return answers
         grades = self.second_grader.grade([answer.text for answer in answers], questions)
@@ -409,9 +413,9 @@ class Labeler:
 
 
 def _collect_signals(assessment: float | None, reading: Reading) -> dict[str, float]:
-    """Return the signals of a question by name: its self-assessment, and SeaKR if it is recorded.
+    """Return the signals of a question by name: its self-assessment, and two of SeaKR if sample states are recorded.
 
-    SeaKR measures how much the hidden states of the sampled answers differ.
+    SEAKR_END measures how much the hidden states at the end of the sampled answers differ, SEAKR_SIZE how large they are.
     """
     signals = {} if assessment is None else {confidence.SELF_ASSESSMENT: assessment}
     if reading.sample_states is not None:

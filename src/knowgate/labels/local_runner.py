@@ -71,15 +71,15 @@ class PassagePrefetcher:
     Questions are searched in portions, in the order of the run.
 
     Args:
-        find: Searches the passages of a batch of questions.
+        search_passages: Searches the passages of a batch of questions.
         questions: All questions of the run, in order.
     """
 
-    def __init__(self, find: PassageSearch, questions: Sequence[Question]):
-        self._find = find
+    def __init__(self, search_passages: PassageSearch, questions: Sequence[Question]):
+        self._search_passages = search_passages
         self._portions = deque(split_batches(questions, PREFETCH_SIZE))
         self._thread = ThreadPoolExecutor(1, "knowgate-prefetch")
-        # The search that each question is part of, by question id, until the question is requested.
+        # Maps the id of each question that was not requested yet to the search of its portion, which may still run.
         self._searches: dict[str, Future[dict[str, SearchResult]]] = {}
 
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
@@ -106,7 +106,7 @@ class PassagePrefetcher:
 
     def _search(self, questions: Sequence[Question]) -> dict[str, SearchResult]:
         """Search the passages of questions, and return them by question id."""
-        results = self._find(questions)
+        results = self._search_passages(questions)
         return {question.id: result for question, result in zip(questions, results, strict=True)}
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class LabelingPipeline:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for the last batch, if there was no error. Stop all threads and workers."""
+        """Wait for the last batch if there was no error, undo the settings of `__enter__`, and stop threads and workers."""
         try:
             if error is None:
                 self._wait_for_last()

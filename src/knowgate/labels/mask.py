@@ -27,7 +27,7 @@ PIECE_PATTERNS = (
 class TextPiece(NamedTuple):
     """A word, line or other piece of a text, with its normalized tokens."""
 
-    text: int  # number of the text that the piece belongs to
+    text_index: int  # index of the text that the piece belongs to
     start: int  # position of its first character
     end: int  # position after its last character
     tokens: tuple[str, ...]
@@ -43,7 +43,8 @@ class PieceSpan(NamedTuple):
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
     """Replace every gold answer in the titles and texts of passages by MASK.
 
-    Answers are searched word by word first, then in lines and in the whole text.
+    Each text is split into words first, then into larger and larger pieces, and each splitting is searched for answers.
+    Small pieces come first, because only whole pieces are replaced.
     """
     tokenized = [tokenize(gold) for gold in golds]
     answers = [tokens for tokens in tokenized if tokens and tokens != [MASK.lower()]]
@@ -57,7 +58,8 @@ def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Pas
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
     """Replace gold answers by MASK. An answer may begin in one text and end in the next.
 
-    The second search skips titles, because prompts may leave them out.
+    Answers are first searched in titles and texts together, and then in the texts alone, because prompts may leave out
+    titles.
 
     Args:
         texts: Titles and texts of passages, alternating: title, text, title, text.
@@ -65,9 +67,9 @@ def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.P
         pattern: How texts are cut into pieces.
     """
     masked = list(texts)
-    for numbers in (range(len(texts)), range(1, len(texts), 2)):  # all texts, then those without the titles
-        if contains_answer(" ".join(masked[number] for number in numbers), answers):
-            pieces = [piece for number in numbers for piece in _cut_into_pieces(masked[number], number, pattern)]
+    for indices in (range(len(texts)), range(1, len(texts), 2)):  # titles and texts; then only texts
+        if contains_answer(" ".join(masked[index] for index in indices), answers):
+            pieces = [piece for index in indices for piece in _cut_into_pieces(masked[index], index, pattern)]
             masked = _replace_spans(masked, pieces, _find_answer_spans(pieces, answers))
     return masked
 
@@ -78,18 +80,19 @@ def contains_answer(text: str, answers: Sequence[list[str]]) -> bool:
     return any(contains_tokens(tokens, answer) for answer in answers)
 
 
-def _cut_into_pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterator[TextPiece]:
-    """Yield the pieces of a text without articles ("a", "the"). The grader ignores articles, too.
+def _cut_into_pieces(text: str, text_index: int, pattern: re.Pattern[str]) -> Iterator[TextPiece]:
+    """Yield the pieces of a text, but not its articles ("a", "the"), which the grader ignores, too.
 
     Args:
         text: The text.
-        number: Number of the text among all texts, which is stored in the pieces.
+        text_index: Index of the text among all texts, which is stored in the pieces.
         pattern: Matches one piece, such as a word or a line.
     """
     for match in pattern.finditer(text):
         tokens = tuple(tokenize(match.group()))
-        if tokens and not (set(tokens) <= ARTICLES and _is_separate_word(text, match)):
-            yield TextPiece(number, match.start(), match.end(), tokens)
+        is_article = set(tokens) <= ARTICLES and _is_separate_word(text, match)
+        if tokens and not is_article:
+            yield TextPiece(text_index, match.start(), match.end(), tokens)
 
 
 def _is_separate_word(text: str, match: re.Match[str]) -> bool:
@@ -132,12 +135,12 @@ def _merge_overlapping(spans: Sequence[PieceSpan]) -> list[PieceSpan]:
 def _replace_spans(texts: Sequence[str], pieces: Sequence[TextPiece], spans: Sequence[PieceSpan]) -> list[str]:
     """Return the texts with each span of pieces replaced by MASK. A span over several texts gets a MASK in each."""
     masked = list(texts)
-    for span in reversed(spans):
+    for span in reversed(spans):  # from the end, so that the positions of earlier pieces stay valid
         span_pieces = pieces[span.start : span.end]
-        for number in sorted({piece.text for piece in span_pieces}):
-            pieces_of_text = [piece for piece in span_pieces if piece.text == number]
+        for index in sorted({piece.text_index for piece in span_pieces}):
+            pieces_of_text = [piece for piece in span_pieces if piece.text_index == index]
             start, end = pieces_of_text[0].start, pieces_of_text[-1].end
-            masked[number] = masked[number][:start] + MASK + masked[number][end:]
+            masked[index] = masked[index][:start] + MASK + masked[index][end:]
     return masked
 
 

@@ -65,10 +65,7 @@ class PassageFinder:
         return [SearchResult(found, count) for found, count in zip(passages, frequencies, strict=True)]
 
     def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """Return passages for each question, from the index or the question's contexts.
-
-        A reranker gets more passages (`candidates`) to select from.
-        """
+        """Return passages for each question, from the index or the question's contexts. They are not reranked yet."""
         if self.options.closed_book:
             return [[] for _ in questions]
         if self.retriever is not None:
@@ -82,6 +79,7 @@ class PassageFinder:
 
     @property
     def _count(self) -> int | None:
+        """Number of passages to search per question. A reranker selects the best `k` of more `candidates`."""
         return self.options.k if self.reranker is None else self.options.candidates
 
     def rank(self, queries: Sequence[str], passages: list[list[Passage]]) -> list[list[Passage]]:
@@ -95,13 +93,13 @@ class PassageFinder:
 
         None means not counted.
         """
+        # A search over HTTP gives no access to the corpus.
         if self.retriever is None or self.retriever.name == "http" or self.options.closed_book:
             return [None for _ in questions]
         golds = [list_gold_answers(question) for question in questions]
-        first_golds = [answers[0] for answers in golds if answers]
-        # One count for each question that has a gold answer, in the same order. The others get None.
-        counts = iter(count_passages_containing(self.retriever, first_golds, FREQUENCY_CAP))
-        return [next(counts) if answers else None for answers in golds]
+        first = [answers[0] for answers in golds if answers]
+        counts = dict(zip(first, count_passages_containing(self.retriever, first, FREQUENCY_CAP), strict=True))
+        return [counts[answers[0]] if answers else None for answers in golds]
 
 
 def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:

@@ -88,17 +88,20 @@ class RayRunner(Generic[Result]):
         job: Description of the job, from which each worker creates it.
         make_failed: Makes the result of a question that failed, from the question and the reason.
         identity: Expected fingerprints of the model, prompts and index. The run stops if a worker has loaded others.
-        sizes: Rule for growing batch sizes.
+        batch_sizes: Local runner whose rule for growing batches is used here, too.
     """
 
     cluster: RayCluster
     job: JobSpec[Result]
     make_failed: Callable[[Question, str], Result]
     identity: dict[str, str] = field(default_factory=dict)
-    sizes: LocalRunner = BATCH_SIZES
+    batch_sizes: LocalRunner = BATCH_SIZES
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Any]) -> Iterator[Any]:
-        """Yield results in the order of arrival. `work` is ignored, because the workers create the job themselves."""
+        """Yield results in the order of arrival.
+
+        All runners take `work`. This one does not use it, because each worker makes its own from the job description.
+        """
         if not questions:
             return
         with self.connect() as (ray, pool):
@@ -216,7 +219,7 @@ class RayScheduler(Generic[Result]):
         actor_class = self.ray.remote(RayWorker).options(
             num_cpus=self.pool.cpus, num_gpus=self.pool.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        worker = WorkerHandle(actor_class.remote(), self.runner.sizes.first)
+        worker = WorkerHandle(actor_class.remote(), self.runner.batch_sizes.first)
         call = worker.actor.get_node.remote()
         self.busy[call] = worker
 
@@ -275,16 +278,13 @@ class RayScheduler(Generic[Result]):
     # --- results ----------------------------------------------------------------------------------
 
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
-        """Handle the result of a worker.
-
-        A starting worker returns its machine id (text), then its fingerprints (dict), then batches.
-        """
-        if worker.batch is not None:
+        """Handle the result of a worker: its machine id (text), then its fingerprints (dict), then results of batches."""
+        if worker.batch is not None:  # `value` is the result of this batch
             self.deaths = 0
             seconds = time.perf_counter() - worker.started
-            worker.size = self.runner.sizes.next_size(len(worker.batch.questions), seconds)
+            worker.size = self.runner.batch_sizes.next_size(len(worker.batch.questions), seconds)
             yield value
-        elif isinstance(value, str):
+        elif isinstance(value, str):  # the id of its machine
             self._create_job(worker, node=value)
             return  # it is not idle yet: it loads the model
         else:
@@ -307,12 +307,13 @@ class RayScheduler(Generic[Result]):
     def _handle_error(self, worker: WorkerHandle, result: WorkerResult[Any]) -> Iterator[Result]:
         """Handle an error of a living worker.
 
-        After an unexpected error, the questions of the batch are run one by one.
+        An error of knowgate, such as BadSetting, ends the run. After another error, the questions of the batch are run one
+        by one.
         """
         reason = str(result.error)
         if result.error_class:
             raise result.to_exception()
-        if worker.batch is None:
+        if worker.batch is None:  # it failed before its first batch
             raise KnowgateError(
                 f"a Ray worker cannot start: {reason.rstrip('.')}. Check that its machine has the same model, index "
                 "and packages."

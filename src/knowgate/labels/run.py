@@ -68,7 +68,7 @@ def run_labeling(
     runner: Runner | None = None,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
 ) -> LabelProgress:
-    """Label all questions without a row, and write every finished batch.
+    """Label all questions that have no row in the folder yet, and write each batch when it is finished.
 
     Args:
         folder: Run folder; may hold an interrupted run with the same settings.
@@ -188,6 +188,8 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
     Unused settings are left out, so runs of older versions can be continued.
     """
     options, retriever = labeler.options, labeler.retriever
+    # Without `k`, a search or a reranker selects a default number of passages. Otherwise, all contexts are shown.
+    has_default_k = labeler.reranker is not None or (retriever is not None and not options.closed_book)
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
@@ -198,22 +200,20 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
         "retriever": retriever.name if retriever else "contexts",
         "retriever_fingerprint": retriever.fingerprint if retriever else None,
         "grader": labeler.grader.name,
-        **{name: getattr(options, name) for name in ("samples", "temperature", "max_tokens", "seed", "mask", "k")},
+        **{name: getattr(options, name) for name in ("samples", "temperature", "max_tokens", "seed", "mask")},
+        "k": DEFAULT_PASSAGES if options.k is None and has_default_k else options.k,
         "layers": list(labeler.layers),
         "open_book": not options.closed_book,
     }
     if not options.closed_book:
-        settings["k"] = count_shown_passages(options.k, settings["retriever_fingerprint"])
-        settings["open_prompts"] = labeler.prompts.open_fingerprint
-    if labeler.reranker:
-        settings["k"] = options.k or DEFAULT_PASSAGES
+        settings["open_prompts"] = labeler.prompts.open_book_fingerprint
     settings |= _describe_optional_parts(labeler)
     settings |= build_synthetic_setting(questions)
     return {**settings, "hash": hash_settings(settings)}
 
 
 def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
-    """Return the settings of the parts, answers and samples that not every run has."""
+    """Return the settings that only some runs have, such as those of a reranker or of further answers."""
     options, reranker, second_grader = labeler.options, labeler.reranker, labeler.second_grader
     settings: dict[str, Any] = {
         "second_grader": second_grader and second_grader.name,
@@ -224,7 +224,7 @@ def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
         "mask_samples": options.mask_samples or None,
         "iterative": options.iterative or None,
     }
-    if not options.sampling.is_whole:
+    if not options.sampling.keeps_all_tokens:  # samples are drawn from a part of the tokens
         settings |= {"top_p": options.top_p, "top_k": options.top_k}
     if options.seakr:
         settings |= {"seakr": SEAKR_SAMPLES, "seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}
@@ -232,9 +232,9 @@ def _describe_optional_parts(labeler: Labeler) -> dict[str, Any]:
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in the form of the version that started the run.
+    """Return the settings in the form of the version that started the run, so that they can be compared with the run's.
 
-    Older versions lack `open_prompts`, and a default `k` is None.
+    Older versions did not record `open_prompts`, and recorded None for the default `k`.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
     if not is_started:

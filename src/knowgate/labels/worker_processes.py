@@ -117,7 +117,7 @@ class WorkerProcesses:
             except (OSError, ValueError):  # the pipe of a worker that has ended
                 self.close()
                 return None
-            except BaseException:  # Ctrl-C: a reply that is not read now would be taken for that to the next request
+            except BaseException:  # Ctrl-C: the unread replies would otherwise be read as replies to the next requests
                 self.close()
                 raise
 
@@ -125,13 +125,14 @@ class WorkerProcesses:
         """Start all workers, and wait until they have opened the index."""
         finder, retriever = self._finder, self._finder.retriever
         assert isinstance(retriever, Bm25Retriever)
-        with self._lock, contextlib.suppress(OSError):  # without a Python to start, there are no workers
+        # If no Python process can be started, this process does the work itself.
+        with self._lock, contextlib.suppress(OSError):
             while len(self._workers) < self.count:
                 self._workers.append(_start_process())
         k = finder.options.candidates if finder.reranker else finder.options.k
         first_request = [str(retriever.folder), retriever.fingerprint, k]
         replies = self._request([first_request] * len(self._workers))
-        self.is_ready = bool(replies) and self.count > 0  # `close` sets the count to 0
+        self.is_ready = bool(replies) and self.count > 0  # the count is 0 if `close` was called meanwhile
 
 
 def _start_process() -> subprocess.Popen[str]:
@@ -154,6 +155,7 @@ class WorkerGrader(StringGrader):
         Neighboring answers to one question are sent together.
         """
         items: list[list[Any]] = []
+        # Neighboring answers to one question share the same Question object.
         for _, neighbors in groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1])):
             pairs = list(neighbors)
             texts = [answer for answer, _ in pairs]
@@ -161,7 +163,7 @@ class WorkerGrader(StringGrader):
             letter = str(question.meta.get("gold_letter") or "")
             items.append([self.name, question.text, question.answers, question.choices, letter, texts])
         grades = self.workers.run("grade", items)
-        if grades is None:
+        if grades is None:  # the workers cannot be used, so this process grades
             return super().grade(answers, questions)
         return [Grade(*fields) for row in grades for fields in row]
 
@@ -198,10 +200,19 @@ def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
     return [[list(map(astuple, result.passages)), result.frequency] for result in results]
 
 
-def _grade(name: Any, text: str, answers: list[str], choices: list[str], letter: str, texts: list[str]) -> list[Any]:
-    """Grade several answers to a question, and return the fields of the grades."""
-    question = Question(text, answers=tuple(answers), choices=tuple(choices), meta={"gold_letter": letter})
-    return [astuple(grade) for grade in StringGrader(name).grade(texts, [question] * len(texts))]
+def _grade(grader: Any, text: str, golds: list[str], choices: list[str], letter: str, answers: list[str]) -> list[Any]:
+    """Grade several answers to a question, and return the fields of the grades.
+
+    Args:
+        grader: Name of the grader.
+        text: The question.
+        golds: Its gold answers.
+        choices: Its choices.
+        letter: Letter of the right choice.
+        answers: The answers to grade.
+    """
+    question = Question(text, answers=tuple(golds), choices=tuple(choices), meta={"gold_letter": letter})
+    return [astuple(grade) for grade in StringGrader(grader).grade(answers, [question] * len(answers))]
 
 
 def _write_line(stream: Any, value: Any) -> None:

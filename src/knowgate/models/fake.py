@@ -54,11 +54,12 @@ class FakeEntry:
     Args:
         closed: The closed-book answer, given to a prompt without passages.
         open: The open-book answer, given to a prompt with passages; by default the closed-book answer.
-        when: Text whose presence in the prompt selects the open-book answer; by default the open-book answer itself.
+        when: A prompt that contains this text counts as a prompt with passages. By default, this is the text of `open`,
+            which passages usually contain.
         known: Whether the model knows the answer. Hidden states and label logits depend on it.
         logprob: Log-probability of every answer token.
-        samples: The sampled closed-book answers. Requests get them in order, beginning with number `seed` of the
-            request. After the last one, the first one follows again.
+        samples: The sampled closed-book answers, used in turn and over again. The seed of a request is the index of its
+            first sample.
     """
 
     closed: str | None = None
@@ -68,8 +69,8 @@ class FakeEntry:
     logprob: Annotated[float, NumberRange(-LOGPROB_LIMIT, 0)] | None = None
     samples: tuple[str, ...] = ()
 
-    def is_open(self, text: str) -> bool:
-        """Return whether a prompt gets the answer `open`: if it contains `when`, or by default a passage with this answer."""
+    def gives_open_answer(self, text: str) -> bool:
+        """Return whether the prompt `text` gets the open-book answer: whether it contains `when` or, by default, `open`."""
         if self.open is None:
             return False
         trigger = self.open if self.when is None else self.when
@@ -187,13 +188,13 @@ class FakeModel(backend.SinglePromptBackend):
         draft = None
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
-        draft_end = f"after {draft.text if draft else None}"  # hidden states after different drafts differ
+        after_draft = f"after {draft.text if draft else None}"  # contains the draft, so that the states depend on it
         samples = [self._complete(prompt, answer, request.sample_tokens) for answer in self._draw(prompt, request)]
         layers_after = request.layers if request.after_draft else ()
         return Reading(
             draft=draft,
             hidden={layer: self._state(prompt, layer, "before") for layer in request.layers},
-            hidden_after={layer: self._state(prompt, layer, draft_end) for layer in layers_after},
+            hidden_after={layer: self._state(prompt, layer, after_draft) for layer in layers_after},
             samples=tuple(samples),
             resume=backend.RemoteDraft(prompt, draft),
             sample_states=self._sample_states(prompt, samples, request),
@@ -220,7 +221,7 @@ class FakeModel(backend.SinglePromptBackend):
     def _answer(self, prompt: Prompt) -> str:
         """Return the answer to a prompt. Unknown questions get a made-up word."""
         entry = self._find_entry(prompt.text)
-        if entry.is_open(prompt.text):
+        if entry.gives_open_answer(prompt.text):
             return entry.open or ""
         return entry.closed if entry.closed is not None else f"word{_digest(prompt.text).hex()[:6]}"
 
@@ -237,7 +238,7 @@ class FakeModel(backend.SinglePromptBackend):
         if entry.logprob is not None:
             return entry.logprob
         unit = _hash_to_unit("logprob", text)  # a number from 0 to 1 that depends only on the text
-        if self._is_known(text) or entry.is_open(text):
+        if self._is_known(text) or entry.gives_open_answer(text):
             return -0.01 - 0.3 * unit
         return -1.0 - 2.0 * unit
 
@@ -249,7 +250,7 @@ class FakeModel(backend.SinglePromptBackend):
         n, seed = request.samples, request.seed
         entry = self._find_entry(prompt.text)
         answer = self._answer(prompt)
-        if entry.is_open(prompt.text):
+        if entry.gives_open_answer(prompt.text):
             return [answer] * n
         if entry.samples:
             return [entry.samples[((seed or 0) + i) % len(entry.samples)] for i in range(n)]
@@ -286,8 +287,8 @@ class FakeModel(backend.SinglePromptBackend):
         Args:
             prompt: The prompt.
             layer: Number of the layer; negative numbers count from the end.
-            position: Any name for the place of the state in the text, such as 'before' for before the draft. The noise
-                depends on it too.
+            position: Any name for the place of the state in the text. The noise depends on this name. Example: 'before'
+                stands for the place in front of the draft.
         """
         if not -self.depth <= layer < self.depth:
             raise BadSetting(f"the model '{self.name}' has no layer {layer}. Use a layer from 0 to {self.depth - 1}.")

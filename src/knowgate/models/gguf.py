@@ -174,18 +174,13 @@ def write_gguf(
 
 
 def _add_description(writer: Any, name: str, config: Any, number_format: GgufFormat) -> None:
-    """Add the name, the dimensions and the number format of the model to the header of the GGUF file."""
+    """Add the name, the number format and the dimensions of the model to the header of the GGUF file."""
     import gguf
 
     writer.add_type("model")
     writer.add_name(name)
-    _add_sizes(writer, config)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{number_format.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-
-
-def _add_sizes(writer: Any, config: Any) -> None:
-    """Add the dimensions of the model, such as its context length, to the header of the GGUF file."""
     heads = config.num_attention_heads
     width = config.hidden_size
     head_width = getattr(config, "head_dim", None) or width // heads

@@ -64,8 +64,8 @@ class GeneratedAnswer:
 
         A shortened copy is not finished.
         """
-        is_whole = len(self.tokens) <= max_tokens
-        return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
+        is_finished = self.finished and len(self.tokens) <= max_tokens
+        return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], is_finished)
 
 
 def get_max_tokens(request: SignalRequest) -> int:
@@ -139,9 +139,10 @@ class LocalBackend(GeneratingBackend, Model):
 
     @functools.cached_property
     def _fast_template(self) -> tokenization.TurnTemplate | None:
-        """A fast replacement for the chat template, or None.
+        """A fast replacement for the chat template, or None if the template cannot be replaced.
 
-        Use it only for text without brackets, braces and bars.
+        It suits only messages without markup (`is_plain_text`). A chat template may change markup in a message, such as
+        '<think>'.
         """
         tokenizer = self.tokenizer
         return tokenization.extract_fast_template(
@@ -184,16 +185,16 @@ class LocalBackend(GeneratingBackend, Model):
     def encode_label_prompts(self, prompts: Sequence[LabelPrompt], label_ids: Sequence[int]) -> list[LabelPromptTokens]:
         """Tokenize label prompts so that every label is a separate token.
 
-        Example of parts: 'Is 1 odd?', ' true. Is 2 odd?'.
+        A prompt can ask several questions, one in each part. Every later part begins with a label, which answers the
+        question before it. Example of parts: 'Is 1 odd?', ' true. Is 2 odd?'.
 
         Args:
             prompts: The prompts.
-            label_ids: First tokens of the labels. The second and all later parts must begin with one of them.
+            label_ids: First tokens of the labels.
 
         Raises:
-            BadSetting: A chat prompt has several parts, or a part does not begin with a label token.
+            BadSetting: A chat prompt has several parts, or a later part does not begin with a label.
         """
-
         chat = [prompt for prompt in prompts if self._is_chat(prompt)]
         if any(len(prompt.parts) > 1 or prompt.prefix for prompt in chat):
             raise BadSetting("a chat prompt must not have several parts or a prefix. Use a prompt with raw=True.")
@@ -330,10 +331,7 @@ class LocalBackend(GeneratingBackend, Model):
         return functools.cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=False)))
 
     def _sample_layers(self, request: SignalRequest) -> list[int]:
-        """Return the requested layer of the samples' hidden states, in a list.
-
-        The list is empty if no layer is requested.
-        """
+        """Return a list of the layer whose hidden states of samples are requested; empty if there is none."""
         if request.sample_layer is None or not request.samples:
             return []
         return self._resolve_layers([request.sample_layer])

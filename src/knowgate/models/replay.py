@@ -22,6 +22,7 @@ from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Sign
 from knowgate.types.protocols import Result
 
 AnyPrompt = Prompt | LabelPrompt
+Handles = Sequence[object] | None  # of drafts to continue
 SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
 
@@ -81,11 +82,12 @@ class RecordingModel(Backend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Let the recorded model read the prompts, and record the results.
 
-        Draft handles are wrapped, so that continuations are recorded too.
+        `resume`, the handle with which a draft is continued, is wrapped in each reading, so that the continuation can be
+        recorded, too.
         """
         self._prepare_folder()
         readings = list(self._model.read(prompts, request))
-        options = [_reading_options(request)] * len(prompts)
+        options = [_describe_read_call(request)] * len(prompts)
         keys = self._record("read", prompts, options, map(recording.encode_reading, readings))
         for index, (key, reading) in enumerate(zip(keys, readings, strict=True)):
             if reading.resume is not None:
@@ -106,7 +108,7 @@ class RecordingModel(Backend):
 
         `resume` takes handles from `read`.
         """
-        options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
+        options = _describe_generate_calls(prompts, max_tokens, temperature, n, seed, resume)
         unwrapped = None if resume is None else [check_resume_handle(handle, RecordedHandle).inner for handle in resume]
         self._prepare_folder()
         completions = self._model.generate(
@@ -122,7 +124,7 @@ class RecordingModel(Backend):
         `resume` takes a handle from `read`.
         """
         handles = None if resume is None else [resume]
-        options = _generate_options(1, max_tokens, temperature=0.0, n=1, seed=None, resume=handles)
+        options = _describe_generate_calls([prompt], max_tokens, temperature=0.0, n=1, seed=None, resume=handles)
         unwrapped = None if resume is None else check_resume_handle(resume, RecordedHandle).inner
         self._prepare_folder()
         completion = yield from self._model.stream(prompt, max_tokens=max_tokens, resume=unwrapped)
@@ -201,7 +203,7 @@ class ReplayModel(Backend):
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the recorded readings of the prompts; raises ModelError if one was not recorded."""
-        options = [_reading_options(request)] * len(prompts)
+        options = [_describe_read_call(request)] * len(prompts)
         return self._replay(
             "read", prompts, options, lambda key, value: recording.decode_reading(value, RecordedHandle(key))
         )
@@ -217,7 +219,7 @@ class ReplayModel(Backend):
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
         """Return the recorded completions of the prompts; raises ModelError if one was not recorded."""
-        options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
+        options = _describe_generate_calls(prompts, max_tokens, temperature, n, seed, resume)
         return self._replay("generate", prompts, options, lambda _, rows: list(map(recording.decode_completion, rows)))
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
@@ -265,15 +267,16 @@ class ReplayModel(Backend):
             ) from None
 
 
-def _reading_options(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a request that belong to its recording key.
+def _describe_read_call(request: SignalRequest) -> dict[str, Any]:
+    """Return the fields of a request that belong to the key of the recorded result.
 
-    Newer fields are omitted when they have default values.
+    Fields that later releases have added are left out if they have default values, so that old recordings stay valid.
     """
     options = asdict(request)
     sampling = options.pop("sampling")
     options["temperature"] = sampling["temperature"]
-    if not request.sampling.is_whole:  # top_k or top_p, which later releases added, exclude tokens
+    # Recordings of old releases have no top_k and top_p, so these are added only if they exclude tokens.
+    if not request.sampling.keeps_all_tokens:
         options |= sampling
     for name in ("sample_layer", "entropies", "sample_end"):  # added by later releases
         if options[name] == getattr(SignalRequest(), name):
@@ -282,15 +285,15 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
     return options
 
 
-def _generate_options(
-    n_prompts: int, max_tokens: int, temperature: float, n: int, seed: int | None, resume: Sequence[object] | None
+def _describe_generate_calls(
+    prompts: Sequence[Prompt], max_tokens: int, temperature: float, n: int, seed: int | None, resume: Handles
 ) -> list[dict[str, Any]]:
-    """Return the options of `generate` for each prompt, as part of its recording key.
+    """Return, for each prompt, the options of `generate` that belong to the key of its recorded answer.
 
-    The option `resume` is the key of the draft that the answer continues, or None.
+    `resume` holds the handles of the drafts to continue. The option `resume` is the key of the draft, or None.
     """
     common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}
-    draft_keys: list[str | None] = [None] * n_prompts
+    draft_keys: list[str | None] = [None] * len(prompts)
     if resume is not None:
         draft_keys = [check_resume_handle(handle, RecordedHandle).key for handle in resume]
     return [{**common, "resume": key} for key in draft_keys]

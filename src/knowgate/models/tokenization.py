@@ -72,7 +72,8 @@ def join_label_parts(
 ) -> LabelPromptTokens:
     r"""Join the tokens of the parts of a label prompt, and note where each part ends.
 
-    Example of parts: 'Is 1 odd?', ' true\nIs 2 odd?'. `label_ids` are the first tokens of the labels.
+    Every later part begins with a label, which answers the question before it. Example of parts: 'Is 1 odd?',
+    ' true\nIs 2 odd?'. `label_ids` are the first tokens of the labels.
 
     Raises:
         BadSetting: A later part does not begin with a label.
@@ -163,12 +164,17 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
 
 
 def extract_fast_template(render: Callable[[str], str], special: Sequence[str], template: str) -> TurnTemplate | None:
-    """Find the fixed texts that a chat template puts around a message, like `extract_turn_template`.
+    """Find the fixed texts that a chat template puts around a message. Adding them is faster than rendering the template.
 
-    Use them only for messages without brackets, braces and bars. `template` is the source of the chat template.
+    They suit only messages for which `is_plain_text` is true, because a template may change markup in messages.
+
+    Args:
+        render: Applies the chat template to a message.
+        special: The model's special tokens.
+        template: Source of the chat template.
 
     Returns:
-        The two texts. None if the template changes messages or prints the current date, so that it cannot be replaced.
+        The two texts. None if the template changes plain messages or prints the current date.
     """
     try:
         turn = extract_turn_template(render, special, chat=True)
@@ -210,7 +216,7 @@ def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
 class IncrementalDecoder:
     """Decodes the tokens of one answer to text while they are generated.
 
-    Text ending inside a character is held back.
+    A token may end inside a character. Then its text is held back until later tokens complete the character.
 
     Args:
         tokenizer: A transformers tokenizer, or an object with the same decoding methods.
@@ -229,6 +235,7 @@ class IncrementalDecoder:
         Returns:
             The new text, or '' while later tokens may still change it.
         """
+        # Later tokens may still change the spaces, or complete the character.
         if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens):
             return ""
         text = self._decode(tokens)
@@ -264,4 +271,5 @@ def _rewrites_spaces(tokenizer: Any) -> bool:
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    # transformers ignores the setting for BPE tokenizers.
     return type(getattr(backend, "model", None)).__name__ != "BPE"

@@ -73,7 +73,7 @@ class VllmModel(LocalBackend):
         """Hash of the weights. It differs from the hash of hf: models."""
         from knowgate.models.hf.loader import compute_fingerprint
 
-        return f"vllm-{compute_fingerprint(self.source, lambda: self._config.hf_config)}"
+        return f"vllm-{compute_fingerprint(self.source, lambda: self.engine.llm_engine.model_config.hf_config)}"
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -83,7 +83,7 @@ class VllmModel(LocalBackend):
     @property
     def context_window(self) -> int:
         """Number of tokens that the model can read at once."""
-        return int(self._config.max_model_len)
+        return int(self.engine.llm_engine.model_config.max_model_len)
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of all prompts, computed in one batch.
@@ -133,10 +133,6 @@ class VllmModel(LocalBackend):
         return scores
 
     # --- generating -------------------------------------------------------------------------------
-
-    @property
-    def _config(self) -> Any:
-        return self.engine.llm_engine.model_config
 
     def _generate(self, ids: Sequence[list[int]], limits: Sequence[int], **parameters: Any) -> list[Any]:
         """Run vLLM on prompts given as token ids.

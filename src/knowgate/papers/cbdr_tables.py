@@ -165,10 +165,10 @@ def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
 
     Args:
         table: Questions that the LLM answered with and without passages. The table says of each answer whether it is
-            right: `always_right` with passages, `closed_book_right` without.
+            right: `retrieved_right` with passages, `closed_book_right` without.
         retrieve: For each question, whether to retrieve. This decides which of its two answers counts.
     """
-    is_right = np.where(retrieve, table.always_right, table.closed_book_right)
+    is_right = np.where(retrieve, table.retrieved_right, table.closed_book_right)
     accuracy = format_percent(float(is_right.mean()))
     retrieval_rate = format_percent(float(retrieve.mean()))
     return f"{accuracy} ({retrieval_rate})"

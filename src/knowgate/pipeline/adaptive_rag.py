@@ -209,6 +209,7 @@ class AdaptiveRAG:
         Both pipelines share a runner, so their gates and searches do not run at the same time.
         """
         other = dataclasses.replace(self, **changes)
+        # Binding a gate to a model is slow, so the copy takes over the cached `bound_gate` if it stays valid.
         is_same_gate = changes.keys().isdisjoint({"gate", "model", "prompts"})
         if is_same_gate and "bound_gate" in vars(self):
             vars(other)["bound_gate"] = self.bound_gate
@@ -252,8 +253,8 @@ class AdaptiveRAG:
 
     @functools.cached_property
     def bound_arbiter(self) -> Arbiter | None:
-        """The arbiter (it picks one of two answers), ready for this model. None: always answer with passages."""
-        arbiter = self.arbiter
+        """The arbiter, which chooses between draft and answer with passages. None: always the answer with passages."""
+        arbiter = self.arbiter  # the default gives way to the one that was fitted together with the gate, if any
         if arbiter is RULES_ARBITER:
             arbiter = load_policy_arbiter(self.gate, RULES_ARBITER)
         return stages.bind_arbiter(arbiter, self.bound_gate, self.model, self.prompts)
@@ -281,7 +282,7 @@ class AdaptiveRAG:
             retriever=self.retriever.fingerprint if self.retriever else None,
             k=self.k,
             max_tokens=self.max_tokens,
-            open_prompts=self.prompts.open_fingerprint,
+            open_prompts=self.prompts.open_book_fingerprint,
             reranker=self.reranker.fingerprint if self.reranker else None,
             candidates=RERANK_CANDIDATES,
             reranks_sometimes=self.rerank_margin is not None,
@@ -326,7 +327,7 @@ class AdaptiveRAG:
         yield from self._retrieve([state for state in states if state.final_decision.retrieve])
         yield from self._process_open_book([state for state in states if state.passages], generate)
         closed_book = [state for state in states if not state.passages]
-        yield from stages.compute_answers(closed_book)
+        yield from stages.compute_answers(closed_book)  # arithmetic, without the LLM
         yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
         answers = [state.build_answer(len(states)) for state in states]
         self._log_answers(answers)
@@ -347,6 +348,7 @@ class AdaptiveRAG:
 
     def _process_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer questions with passages, in rounds, and let the arbiter choose."""
+        # Answers that the arbiter may still replace by the draft are held back until it has chosen.
         stages.mark_replaceable_answers(self.bound_arbiter, states, self.max_tokens)
         yield from self._answer_open_book(states, generate)
         while remaining := [state for state in states if state.round < state.max_rounds]:
@@ -376,7 +378,7 @@ class AdaptiveRAG:
 
     @property
     def _draft_readers(self) -> list[Gate]:
-        """A helper gate that requests a complete draft for log or arbiter. The list is empty without such a need."""
+        """Gates that decide nothing, but make the LLM finish its drafts, if the log or the arbiter needs complete drafts."""
         arbiter = self.bound_arbiter
         log_needs_drafts = self.log is not None and self.log.drafts
         arbiter_needs_drafts = arbiter is not None and arbiter.makes_drafts and self.retriever is not None
@@ -398,10 +400,10 @@ class AdaptiveRAG:
         yield from self._answer_open_book(renewed, generate)
         for state, has_new, previous_answer in zip(states, has_new_passages, previous_answers, strict=True):
             state.notes.append(DecisionNote.RETRIEVED_AGAIN)
-            was_streamed = has_new and state.round == state.max_rounds  # what is planned as the last round is streamed
+            was_streamed = has_new and state.round == state.max_rounds  # earlier answers, which may change, are not
             if not has_new or normalize(state.text) == previous_answer:
                 state.max_rounds = state.round  # no further rounds
-                # If the arbiter may still replace the answer (`may_show`), it is yielded after that choice.
+                # `may_show` is set if the arbiter may still replace the answer. The choice is then yielded later.
                 if state.text and not was_streamed and not state.may_show:
                     yield TextEvent(state.text)
 
@@ -417,12 +419,12 @@ class AdaptiveRAG:
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer questions with their passages.
 
-        With `prompts.sentences`, an answer that is not in the passages is replaced by their best sentence.
+        With `prompts.max_sentences`, an answer that is not in the passages is replaced by the best sentence of the passages.
         """
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
         if not tasks:
             return
-        if self.prompts.sentences is None:
+        if self.prompts.max_sentences is None:
             yield from generate(self.model, tasks, self.max_tokens)
             return
         execution.generate_batch(self.model, tasks, self.max_tokens)
@@ -430,11 +432,11 @@ class AdaptiveRAG:
             quotation = self.prompts.check_open_answer(state.question, state.passages, state.text)
             if self._allows_quotation(quotation):
                 state.quote(quotation)
-            if not (state.may_retrieve_again or state.may_show):
+            if not (state.may_retrieve_again or state.may_show):  # otherwise, the text may still be replaced
                 yield TextEvent(state.text)
 
     def _allows_quotation(self, text: str) -> bool:
-        """Return whether a quotation may be the answer. A small token limit must not be exceeded."""
+        """Return whether a quotation fits within the token limit of answers. High limits fit every quotation."""
         if self.max_tokens >= MIN_QUOTATION_LIMIT or not isinstance(self.model, TokenizingModel):
             return True
         return len(self.model.tokenize(text)) <= self.max_tokens

@@ -95,11 +95,11 @@ def _build_required_retriever(settings: PipelineOptions, gate: Gate | None) -> R
 
 
 def _warn_about_gate(rag: AdaptiveRAG, settings: PipelineOptions) -> None:
-    """Warn if the gate is not calibrated, or if its answers were recorded elsewhere."""
+    """Warn if the gate is not calibrated, or if it was fitted on imported answers."""
     if settings.threshold is None and (notice := describe_missing_calibration(rag.gate)):
         log.warning(notice)
     if not settings.plug_in and (notice := describe_recorded_origin(rag.gate)):
-        _ = rag.bound_gate  # raises if the answers are those of another LLM
+        _ = rag.bound_gate  # binding raises an error if another LLM gave these answers
         log.warning(notice)
 
 
@@ -115,7 +115,7 @@ def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
 
 
 def build_rules(settings: DecisionOptions) -> RuleSet | None:
-    """Load the rules before the gate, such as the one for small talk. None for 'none'."""
+    """Load the rules that may decide instead of the gate, such as the one for small talk. None if they are turned off."""
     if settings.rules == "none":
         return None
     return load_rules(None if settings.rules == "packaged" else settings.rules)
@@ -140,13 +140,14 @@ def build_reranker(spec: str, model: Model) -> Reranker:
 
 
 def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> PassageFilter:
-    """Load the second look: a kbm gate that drops useless passages after retrieval.
+    """Load the second look: a judge that reads the passages after retrieval, and drops useless ones.
 
     Args:
-        folder: Folder of the gate.
-        model: The answering LLM. The filter shares its weights if it was fine-tuned from the same model.
+        folder: Folder of a fitted kbm gate, whose judge is used.
+        model: The answering LLM. If the judge was fine-tuned from this model, both share one copy of the weights.
         prompts: Prompts of the answers.
     """
+    # `plug_in=True` accepts a gate that was fitted on another LLM.
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.passage_filter is None:
         raise BadSetting(f"second_look='{folder}' cannot judge passages. Use a gate that `knowgate fit kbm` wrote.")
@@ -236,7 +237,10 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
-    """Return the settings of the preset 'cbdr'. The LLM answers directly if its confidence is above `beta`."""
+    """Return the settings of the preset 'cbdr': the LLM answers directly if its confidence is above `beta`.
+
+    The gate is a probe of hidden states. `beta` applies to its own score, before calibration.
+    """
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):
         problem = f"rerank='{settings.rerank}' is not one" if settings.rerank else "`rerank` is missing"

@@ -37,7 +37,7 @@ FUNCTION_WORDS = frozenset([*_FUNCTION_WORDS.split(), *"的了呢吗吧是在那
 
 
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
-    """Rewrite a follow-up question to stand alone.
+    """Rewrite a follow-up question to stand alone. Other questions, and those that a rule decides, stay as they are.
 
     Example: "When was she born?" becomes "When was Jane Austen born?".
 
@@ -46,6 +46,7 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
         exchanges: Earlier questions and answers of the conversation.
         text: The follow-up question.
     """
+    # A rule decides without earlier questions, for example that a greeting needs no retrieval.
     if not exchanges or not is_follow_up(text) or load_rules().decide(text) is not None:
         return text
     recent = exchanges[-MAX_EXCHANGES:]
@@ -80,7 +81,7 @@ def _find_content_words(text: str) -> set[str]:
 
 
 def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
-    """Put the previous questions, back to one that stands alone, before a follow-up.
+    """Prepend the previous questions to a follow-up, from the latest one on that is not a follow-up itself.
 
     Example: "Who wrote Emma? When was she born?".
     """

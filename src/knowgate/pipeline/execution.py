@@ -78,10 +78,10 @@ GenerateFunction = Callable[[Model, Sequence[GenerationTask], int], Iterable[Tex
 
 
 def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """Generate all answers in one call, and store them in the states. Tasks must be all new or all continued."""
+    """Generate all answers in one call, and store them in the states. No events are returned, as nothing is streamed."""
     prompts = [task.prompt for task in tasks]
     handles = [task.resume for task in tasks]
-    resume = None if None in handles else handles
+    resume = None if None in handles else handles  # the tasks are all new (None) or all continued
     with measure_time([task.state for task in tasks], "answer"), allow_interruption(model):
         rows = model.generate(prompts, max_tokens=max_tokens, resume=resume)
     for task, completions in zip(tasks, rows, strict=True):
@@ -90,9 +90,9 @@ def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: in
 
 
 def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """Generate answers one by one, and yield their text. Answers before another round of retrieval are not yielded."""
+    """Generate answers one by one, and yield their text."""
     for task in tasks:
-        if task.state.may_retrieve_again:
+        if task.state.may_retrieve_again:  # this answer may be replaced, so its text is not streamed
             yield from generate_batch(model, [task], max_tokens)
             continue
         stream = model.stream(task.prompt, max_tokens=max_tokens, resume=task.resume)
@@ -103,7 +103,8 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
 def _stream_text(model: Model, state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
     """Yield the text of an answer in pieces, and return the completion.
 
-    Text is held back until the arbiter can no longer replace it.
+    Text is held back until the arbiter can no longer replace it. Text that is still held back at the end is not yielded
+    here: the arbiter chooses first.
     """
     pending = ""  # text that is held back
     with closing(stream):
@@ -148,21 +149,22 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
     with open_stoppable_context() as context:
         try:
             while True:
-                running = model.workers.submit(lambda: context.run(_take, steps, 1))
+                running = model.workers.submit(lambda: context.run(_take_up_to, steps, 1))
                 items = await asyncio.wrap_future(running)
                 if not items:
                     return
                 yield items[0]
         finally:
             if running is not None:
-                running.add_done_callback(lambda _: steps.close())  # It runs immediately if the future is done.
+                # The generator can be closed only when the thread has left it. If it has, this happens at once.
+                running.add_done_callback(lambda _: steps.close())
 
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:
     """Yield lists of up to `size` items. A plain iterable may block, so a thread reads it."""
     if not isinstance(items, AsyncIterable):
         iterator = iter(items)
-        while taken := await asyncio.to_thread(_take, iterator, size):
+        while taken := await asyncio.to_thread(_take_up_to, iterator, size):
             yield taken
         return
     batch: list[Item] = []
@@ -175,6 +177,6 @@ async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) ->
         yield batch
 
 
-def _take(items: Iterator[Item], size: int) -> list[Item]:
-    """Return the next `size` items; fewer at the end."""
+def _take_up_to(items: Iterator[Item], size: int) -> list[Item]:
+    """Return the next `size` items; at the end fewer, or none."""
     return list(islice(items, size))

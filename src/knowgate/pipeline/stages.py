@@ -85,7 +85,8 @@ def _get_explanations_and_rounds(
 
 def _note_doubts(state: QuestionState, decision: Decision) -> None:
     """Note on a question why the gate's decision is doubtful."""
-    # A server that returns only its top tokens may omit all labels. Their logits are then equal.
+    # A server that lists only its top tokens may list none of the label words (such as "yes" and "no"). All of them then get
+    # the same logit, which says nothing.
     labels = state.reading.labels
     if decision.gate in labels and not has_distinct_logits(labels[decision.gate]):
         state.notes.append(DecisionNote.LABELS_UNLISTED)
@@ -99,7 +100,7 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
     """Explain a decision in words. Example: "the LLM may not know (need 61 %, threshold 50 %)"."""
     details = "; ".join(filter(None, [explanation, gate.note]))
     summary = describe_constant(gate, threshold)
-    if not summary:
+    if not summary:  # the gate does not make the same decision for every question
         digits = _count_digits(need, threshold) - 2  # percentages have two decimals fewer than fractions
         verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"
         summary = f"{verdict} (need {100 * need:.{digits}f} %, threshold {100 * threshold:.{digits}f} %)"
@@ -107,11 +108,11 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
 
 
 def describe_constant(gate: Gate, threshold: float) -> str:
-    """Describe a gate with the same decision for every question. '' for other gates. Needs are never below 0."""
+    """Describe the decision of a gate that decides the same for every question. Return '' for other gates."""
     if isinstance(gate, AlwaysGate | NeverGate):
         verb = "retrieves" if isinstance(gate, AlwaysGate) else "skips retrieval"
         return f"the gate '{gate.name}' {verb} for every question"
-    if threshold < 0:
+    if threshold < 0:  # every need is above it
         return "this gate is set to retrieve for every question"
     if isinstance(gate, ConstantGate):
         return "this policy skips retrieval for every question"
@@ -187,9 +188,9 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark answers that the arbiter may replace by the draft. An empty draft cannot replace an answer.
+    """Set `may_show` of the answers that the arbiter may replace by the draft. An empty draft cannot replace an answer.
 
-    `may_show` says when such an answer can be streamed.
+    `may_show` is called with the beginning of an answer, and says whether this beginning can already be streamed.
     """
     if arbiter is None:
         return
@@ -201,7 +202,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState], runner: StageRunner) -> Iterator[TextEvent]:
     """Let the arbiter choose between the draft and the answer with passages. Yields chosen answers not streamed yet."""
-    replaceable = [state for state in states if state.may_show is not None]
+    replaceable = [state for state in states if state.may_show is not None]  # set by `mark_replaceable_answers`
     if arbiter is None or not replaceable:
         return
     with measure_time(replaceable, "arbiter"):
@@ -283,9 +284,10 @@ class RetrievalStage:
         self.runner.search(self, states, RetrievalStage.search)
 
     def search(self, states: Sequence[QuestionState]) -> None:
-        """Search and store the passages of each question. The second look, a judge, drops useless ones.
+        """Search and store the passages of each question.
 
-        A question without passages gets a note why.
+        If the second look, a judge, finds the passages of a question useless, all of them are dropped. A note says why a
+        question has no passages.
         """
         results = self._search(states, [state.question.text for state in states])
         with measure_time(states, "second look"):
@@ -345,7 +347,7 @@ class RetrievalStage:
     def _rerank(
         self, reranker: Reranker, states: Sequence[QuestionState], queries: Sequence[str], results: list[list[Passage]]
     ) -> list[list[Passage]]:
-        """Return the passages of each question, reranked. If the first passage is a clear one, they are not."""
+        """Rerank the passages of each question, unless the first passage is far ahead of the others."""
         indices = []  # of the questions to rerank
         for i, state in enumerate(states):
             if self._skips_reranking(state, results[i]):
@@ -360,6 +362,6 @@ class RetrievalStage:
         return reordered
 
     def _skips_reranking(self, state: QuestionState, passages: Sequence[Passage]) -> bool:
-        """Return whether the first passage is clear enough to skip reranking."""
+        """Return whether the first passage is so far ahead of the others that reranking can be skipped."""
         is_first_round = not state.passages
         return is_first_round and bool(passages) and can_skip_reranking(passages, self.rerank_margin)

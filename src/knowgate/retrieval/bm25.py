@@ -92,7 +92,7 @@ class Postings:
 
         The result is a sparse matrix in the CSC format of bm25s.
         """
-        frequencies = self._count_passages()
+        frequencies = self._count_passages_per_term()
         # The scores of term t fill the slots offsets[t] to offsets[t + 1] - 1 of the output arrays.
         offsets = np.concatenate([[0], np.cumsum(frequencies)])
         next_slots = offsets[:-1].copy()  # the next free slot of each term
@@ -103,12 +103,12 @@ class Postings:
         norms = K1 * ((1 - B) + B * lengths / lengths.mean())
         for block in self._read_blocks():
             counts = block.counts.astype(np.float32)
-            slots = _assign_slots(block.terms, next_slots)
+            slots = _assign_slots(block.terms, next_slots)  # moves `next_slots` on
             data[slots] = idf[block.terms] * (counts / (norms[block.passages] + counts))
             rows[slots] = block.passages
         return {"data": data, "indices": rows, "indptr": offsets, "num_docs": len(self.lengths)}
 
-    def _count_passages(self) -> NDArray[np.int64]:
+    def _count_passages_per_term(self) -> NDArray[np.int64]:
         """Count how many passages contain each term."""
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
         for block in self._read_blocks():
@@ -121,18 +121,18 @@ class Postings:
 
 
 def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each entry's score in the output array.
+    """Return the position of each entry's score in the output array, where all scores of a term are side by side.
 
-    The output array holds the scores of each term together.
+    Example: the terms [0, 0, 2] with the next free slots [5, 8, 9] get the slots [5, 6, 9].
 
     Args:
         terms: The term of each entry, in increasing order.
-        next_slots: The next free position of each term. It is updated.
+        next_slots: The next free slot of each term. The slots that this call assigns are added.
     """
     n_entries = np.bincount(terms, minlength=len(next_slots))  # of each term
-    first_entries = np.cumsum(n_entries) - n_entries  # where the entries of each term begin in the block
-    numbers = np.arange(len(terms)) - first_entries[terms]  # number of each entry among the entries of its term
-    slots: NDArray[np.int64] = next_slots[terms] + numbers
+    first_entries = np.cumsum(n_entries) - n_entries  # index of the first entry of each term
+    ranks = np.arange(len(terms)) - first_entries[terms]  # 0 for the first entry of its term, 1 for the second, ...
+    slots: NDArray[np.int64] = next_slots[terms] + ranks
     next_slots += n_entries
     return slots
 
@@ -145,9 +145,9 @@ def _count_terms(passages: list[array[int]], first_row: int) -> PostingsBlock:
         first_row: The row in the index of the first of these passages.
     """
     n = len(passages)
-    arrays = [np.frombuffer(terms, dtype=np.int32) for terms in passages if terms]
+    arrays = [np.frombuffer(passage, dtype=np.int32) for passage in passages if passage]
     terms = np.concatenate(arrays or [np.empty(0, np.int32)]).astype(np.int64)
-    owners = np.repeat(np.arange(n), [len(terms) for terms in passages])  # the passage that each term occurs in
+    owners = np.repeat(np.arange(n), [len(passage) for passage in passages])  # the passage that each term occurs in
     # Each pair of a term and a passage becomes one integer, so that a single np.unique sorts and counts the pairs.
     pairs, counts = np.unique(terms * n + owners, return_counts=True)
     distinct_terms = pairs // n
@@ -170,15 +170,15 @@ def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
 
 
 def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
-    """Return the rows that may have one of the k best scores.
+    """Return the rows that may have one of the k best scores. Rows with score 0 are never returned.
 
-    Comparing segments is faster than sorting all scores.
+    Comparing the maxima of segments is faster than sorting all scores.
     """
     n_segments = len(scores) // SEGMENT_ROWS
     if k > n_segments:
         return np.flatnonzero(scores > 0)
     maxima = scores[: n_segments * SEGMENT_ROWS].reshape(n_segments, SEGMENT_ROWS).max(axis=1)
-    # The k-th highest maximum of a segment. At least k rows have this score or a higher one.
+    # The k-th highest of these maxima: at least k rows reach it, so no lower score is among the k best.
     threshold = np.partition(maxima, n_segments - k)[n_segments - k]
     if threshold <= 0:
         return np.flatnonzero(scores > 0)

@@ -57,10 +57,7 @@ def split_text(text: str, max_words: int = MAX_PASSAGE_WORDS) -> list[str]:
 
 
 def _count_units(text: str) -> int:
-    """Return the length of a text in units.
-
-    A word has 25 units, a Chinese or Japanese character 12.
-    """
+    """Return the length of a text in units of 1/25 word, which limit passages: a Chinese or Japanese character counts 12."""
     words = sum(1 for _ in _WORD.finditer(text))
     characters = sum(1 for _ in CJK_CHARACTER.finditer(text))
     return words * _UNITS_PER_WORD + characters * _UNITS_PER_CJK_CHARACTER
@@ -74,7 +71,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
     Args:
         text: The text to split.
         level: Index into `_SEPARATORS`: 0 for paragraphs, 1 for sentences, 2 for words.
-        limit: The maximum length of a passage in units: 25 for a word, 12 for a Chinese or Japanese character.
+        limit: The maximum length of a passage in units, of which a word has 25 (see `_count_units`).
     """
     if level == len(_SEPARATORS) or _count_units(text) <= limit:
         return [text]
@@ -87,9 +84,11 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
             pieces.append(piece)
             continue
         # The piece does not fit: finish the current passage and start the next one with the piece.
-        finished, heading = "".join(pieces), ""
+        finished = "".join(pieces)
+        heading = ""
         if level < len(_SEPARATORS) - 1:  # at the last level, the pieces are words, which are no headings
             finished, heading = _split_trailing_heading(finished)
+        # The piece itself may be longer than a passage.
         *complete, last = _pack(heading + piece, level + 1, limit)
         passages += [finished, *complete]
         pieces = [last]  # more pieces may still fit behind it

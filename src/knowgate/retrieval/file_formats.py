@@ -107,7 +107,10 @@ def _lay_out(tokens: Iterable[HtmlToken]) -> Iterator[str]:
 
 
 def _drop_hidden(tokens: Iterable[HtmlToken]) -> Iterator[HtmlToken]:
-    """Yield all visible tokens. Example: the text of a <script> is left out."""
+    """Yield all tokens except those inside hidden elements, such as the text of a <script>.
+
+    The tags of the hidden elements themselves are kept, because they separate words.
+    """
     open_tags: list[str] = []  # the hidden elements around the current token; the innermost comes last
     for token in tokens:
         if token.opens and token.tag in _HIDDEN_TAGS:

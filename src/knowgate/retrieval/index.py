@@ -130,7 +130,8 @@ def build_index(
     """
     source = expand_path(source)
     out = expand_path(out)
-    _check_replaceable(out)
+    if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
+        raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
     corpus = find_documents(source)
     embedding_model = _choose_embedder(options.kind, embedder)
     settings = _make_settings(options, embedding_model)
@@ -145,12 +146,6 @@ def build_index(
     except _NothingChangedError:
         report.written = False
     return report
-
-
-def _check_replaceable(out: Path) -> None:
-    """Raise BadInput if `out` contains something other than an index."""
-    if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
-        raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
 
 
 def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedder | None:
@@ -201,7 +196,7 @@ class PreviousIndex:
     rows: Mapping[str, DocumentRow] = field(default_factory=dict)
     vectors: Vector | None = None
 
-    def has_document(self, document: DocumentRow, max_words: int) -> bool:
+    def has_same_document(self, document: DocumentRow, max_words: int) -> bool:
         """Return whether the index has the same document, split in the same way."""
         if self.manifest is None or self.manifest.settings.max_words != max_words:
             return False
@@ -302,9 +297,9 @@ class CorpusScan:
         return row
 
     def _compare(self, row: DocumentRow) -> None:
-        """Count a document as unchanged, changed or added, and store its previous rows."""
+        """Count a document as unchanged, changed or added, and note the previous index's row of each of its passages."""
         self.report.documents += 1
-        if self.previous.has_document(row, self.max_words):
+        if self.previous.has_same_document(row, self.max_words):
             self.report.unchanged += 1
             first = self.previous.rows[row.id].first
             self.previous_rows.extend(range(first, first + row.count))
@@ -343,6 +338,7 @@ def _write_vectors(scan: CorpusScan, passages: PassageStore, embedder: Embedder,
     path = scan.folder / index_folder.VECTORS_FILE
     vectors: Vector | None = None  # created when the width of a vector is known
     previous_vectors = scan.previous.get_vectors(embedder)
+    # For each passage, the row of its vector in `previous_vectors`, or NO_ROW if it must be embedded.
     previous_rows = np.array(scan.previous_rows)
     if previous_vectors is None:
         previous_rows = np.full(len(passages), NO_ROW)

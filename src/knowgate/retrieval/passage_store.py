@@ -52,6 +52,7 @@ def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
         raise BadInput(f"{path.name} is damaged ({type(error).__name__}).") from None
     if not is_expected:
         raise BadInput(f"{path.name} has the wrong type or shape: {values.dtype}, {values.shape}.")
+    # `not ... <` instead of `>=` also rejects NaN.
     if 0 < values.size <= MAX_SCANNED_VALUES and not float(np.abs(values).max()) < MAX_ABSOLUTE_VALUE:
         raise BadInput(f"{path.name} contains values that are not numbers or are out of range.")
     return values

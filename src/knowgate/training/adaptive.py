@@ -56,8 +56,8 @@ def _describe_strategies(rows: Sequence[LabelRow], strategies: Sequence[str | No
     n_unknown = sum(is_iterative_correct(row) is None for row in rows)
     if n_unknown:
         notes.append(
-            f"{n_unknown} of {len(strategies)} rows have no iterative answer: questions that one round does not answer "
-            "count as several rounds there. Label with `iterative` to measure them."
+            f"{n_unknown} of {len(strategies)} rows have no iterative answer. In these rows, a question that one round of "
+            "retrieval does not answer is assumed to need several rounds. Label with `iterative` to measure it."
         )
     return notes
 
@@ -66,7 +66,7 @@ def label_cheapest_strategy(row: LabelRow) -> str | None:
     """Return the cheapest strategy that answered a question right: 'no', 'one' or 'multi' rounds of retrieval.
 
     Returns:
-        The strategy. None if all three failed; such questions are left out, while the paper labels them by their data set.
+        The strategy. None if all three failed; such questions are not used. (The paper labels them by their data set.)
         If several rounds were not tried, a question that one round does not answer counts as 'multi'.
     """
     if row.closed and row.closed.correct:
@@ -85,16 +85,17 @@ def is_iterative_correct(row: LabelRow) -> bool | None:
     """Return whether the answer after several rounds of retrieval is right. None means not tried."""
     if row.iterative is not None:
         return bool(row.iterative.correct)
-    recorded = row.meta.get("acc_contains")
-    correct = recorded.get("ircot") if isinstance(recorded, dict) else None
+    # The recorded answers of the paper's data set have their grades in this field. IRCoT retrieves in several rounds.
+    grades = row.meta.get("acc_contains")
+    correct = grades.get("ircot") if isinstance(grades, dict) else None
     return correct if isinstance(correct, bool) else None
 
 
 def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Tensors:
-    """Fit logistic regressions of several strengths and return the best one on the dev split.
+    """Fit logistic regressions with several strengths of regularization; return the best one on the dev split.
 
     Raises:
-        BadInput: All training questions are of the class "no", or none is.
+        BadInput: The LLM answered all training questions right without passages (class "no"), or none.
     """
     train = _drop_unanswered(examples.split.train, classes)
     dev = _drop_unanswered(examples.split.dev, classes)
@@ -111,7 +112,8 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
 def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tensors:
     """Fit a logistic regression, and return its tensors.
 
-    `c` is scikit-learn's C, the inverse of regularization. `seen` is 0 for classes without training questions.
+    `c` is scikit-learn's C, the inverse of the regularization. The tensor `seen` is 0 for classes without training
+    questions and 1 for the others.
     """
     fitted = fit_logistic(vectors, classes, C=c, max_iter=2000)
     n_classes = len(COMPLEXITY_CLASSES)

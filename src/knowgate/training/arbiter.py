@@ -72,17 +72,19 @@ def _fit_sides(features: Vector, pairs: AnswerPairs) -> Tensors:
 
 
 AUTO_FOLDS = 5
-# Trains an arbiter on pairs. The number is that of the fold that they leave out; None if they leave out none.
+# Trains an arbiter on pairs of answers. The second argument is the number of the fold that is left out; None for no fold.
 FitPairs = Callable[[AnswerPairs, int | None], ArbiterResult]
 
 
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     """Return the fixed rules in the form of a trained arbiter. Nothing is learned."""
 
-    def apply_rules(indices: Sequence[int]) -> FloatArray:
+    def score(indices: Sequence[int]) -> FloatArray:
         return fitted_arbiter.estimate_by_rules([pairs.answers[index] for index in indices])
 
-    return ArbiterResult("fitted-rules", {}, frozenset(), wants_passages=False, raw=apply_rules, is_calibrated=True)
+    return ArbiterResult(
+        "fitted-rules", options={}, needs=frozenset(), wants_passages=False, raw=score, is_calibrated=True
+    )
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
     Args:
         pairs: The pairs of answers.
         mode: Mode of the trained arbiter, for the description of the result.
-        fit: Trains an arbiter. It is called with pairs whose test split is the fold, and with the number of the fold.
+        fit: Trains an arbiter. Its arguments are pairs whose test split is the fold to leave out, and the fold's number.
         seed: Seed of the folds.
     """
     split = pairs.split
@@ -143,7 +145,7 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
 
 
 def _hold_out(split: Split, rows: NDArray[np.int64]) -> Split:
-    """Return a split with these rows as test rows, and without them elsewhere."""
+    """Return a split whose test part consists of these rows; they are removed from the other parts."""
     train = np.setdiff1d(split.train, rows)
     dev = np.setdiff1d(split.dev, rows)
     return Split(train, dev, np.setdiff1d(split.calibration, rows), test=rows)
@@ -198,8 +200,8 @@ def fit_arbiter(
         runs: One or more label runs.
         out: Folder of the arbiter.
         mode: "features" (cheap features of both answers), "lora" (a fine-tuned judge) or "auto" (fixed rules, unless a
-            trained arbiter is better on questions that it did not see). "auto" tries `lora` if options of it are given,
-            else `features`.
+            trained arbiter is better on questions that it did not see). "auto" tries `lora` if any options are given, else
+            `features`.
         seed: Seed of split and training.
         watch: Callback that receives the progress.
         command: The command line that the model card shows.
@@ -245,7 +247,7 @@ def _fit_better(pairs: AnswerPairs, mode: str, train: FitPairs, seed: int) -> Ar
     Args:
         pairs: The pairs of answers that the arbiter chooses between.
         mode: Mode of the trained arbiter, for the model card.
-        train: Trains an arbiter on pairs of answers. Its second argument is the number of a fold; None for all pairs.
+        train: Trains an arbiter on pairs of answers. Its second argument is the fold to leave out; None to leave out none.
         seed: Seed of the folds.
     """
     comparison = compare_with_rules(pairs, mode, train, seed)
@@ -264,8 +266,8 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
     """Calibrate a trained arbiter, measure it on the test split, and write its folder."""
     calibrations = _fit_calibrations(result, pairs)
-    predictions = result.raw(pairs.split.test.tolist()).T  # one row per side
-    sides = zip(predictions, arbiter_features.ANSWER_SIDES, strict=True)
+    uncalibrated = result.raw(pairs.split.test.tolist()).T  # two rows: closed-book and open-book answers
+    sides = zip(uncalibrated, arbiter_features.ANSWER_SIDES, strict=True)
     beliefs = [apply_calibration(values, calibrations[side]) for values, side in sides]
     metrics = _measure(np.stack(beliefs, axis=1), pairs)
     manifest = {
@@ -320,19 +322,23 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
 
 
 def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
-    """Estimate the mean of each column, and the gain of the arbiter.
+    """Estimate how often each measure is true, and the gain of the arbiter, with confidence intervals.
 
     The gain is "accuracy" minus "always" (always retrieving).
 
+    Args:
+        columns: For each measure, such as "accuracy", whether it is true of each question. Contains "accuracy" and "always".
+
     Returns:
-        The estimate of each column by name, and "gain". Empty if the columns have no rows.
+        The estimate of each measure by name, and "gain". Empty if there are no questions.
     """
     n = len(columns["always"])
     if not n:
         return {}
     table = np.stack([column.astype(float) for column in columns.values()], axis=1)
 
-    def compute_means(weights: Any) -> dict[str, FloatArray]:  # of all columns, for each resample
+    def compute_means(weights: Any) -> dict[str, FloatArray]:
+        """Return the mean of each column in each bootstrap resample."""
         return dict(zip(columns, weighted_mean(weights, table).T, strict=True))
 
     (resampled,) = Bootstrap(n).apply([compute_means])

@@ -26,7 +26,7 @@ from knowgate.training.judges.training_options import EnsembleFitOptions, JudgeT
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
-ARBITER_LEARNING_RATE = 5e-5  # at 1e-4, which suits a judge of one answer, this one diverged (METHODS, section 9)
+ARBITER_LEARNING_RATE = 5e-5  # at 1e-4, which suits a judge of one answer, training diverged (METHODS, section 9)
 MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS_WITH_PASSAGES = 512, 1580
 
 
@@ -34,7 +34,7 @@ class LoraArbiterOptions(EnsembleFitOptions):
     """Options of `fit_arbiter(mode="lora", ...)`."""
 
     base: str | None = option(
-        None, "Model to fine-tune: smollm, hf:NAME or gguf:FILE. Default: the LLM that was labeled."
+        None, "Model to fine-tune: smollm, hf:NAME or gguf:FILE. Default: the LLM whose answers were labeled."
     )
     tokens: Count = option(64, "Maximum number of tokens of each answer that the judge reads.")
     passages: WholeNumber = option(0, "Number of passages that the judge reads; 0 for none.")
@@ -78,10 +78,9 @@ def fit_lora_arbiter(
 
 def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
     """Return the hyperparameters. Prompts may be longer if they contain passages."""
-    rate = options.learning_rate
-    if rate is None and not options.full:
-        rate = ARBITER_LEARNING_RATE
-    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
+    default_rate = None if options.full else ARBITER_LEARNING_RATE  # None: the usual rate for training all weights
+    rate = options.learning_rate or default_rate
+    training = make_answer_training(options.epochs, batch=32, rate=rate, full=options.full, seed=seed)
     max_tokens = MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS
     return replace(training, max_tokens=max_tokens)
 
@@ -95,10 +94,10 @@ def _predict_right(fitted: FittedJudge, encoder: PairEncoder, indices: Sequence[
     return np.stack(columns, axis=1)
 
 
-def _check_passages(pairs: AnswerPairs, passages: int) -> None:
+def _check_passages(pairs: AnswerPairs, n_passages: int) -> None:
     """Raise BadSetting if the judge should read passages but the label runs contain none."""
-    if passages and not any(pair.passages for pair in pairs.answers):
-        raise BadSetting(f"passages={passages} needs label runs with passages. Use others, or leave `passages` out.")
+    if n_passages and not any(pair.passages for pair in pairs.answers):
+        raise BadSetting(f"passages={n_passages} needs answers with passages. Label with `index`, or use passages=0.")
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,12 @@ class PairEncoder:
         return encode_answer_pairs(judge, pairs, side, self.tokens, self.passages)
 
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make one training example per pair and side. The target is 1 for right answers."""
+        """Make two training examples per pair: about the closed-book answer, and about the open-book answer.
+
+        The target is 1 for a right answer and 0 for a wrong one.
+        """
         made = []
-        grades = (self.pairs.closed_book_right, self.pairs.open_book_right)  # of each side
+        grades = (self.pairs.closed_book_right, self.pairs.open_book_right)  # in the order of ARBITER_SIDES
         for side, is_right in zip(ARBITER_SIDES, grades, strict=True):
             prompts = self.encode(judge, indices, side)
             targets = [(float(is_right[index]),) for index in indices]

@@ -38,14 +38,14 @@ class AnswerPairs:
         answers: The pair of answers of each row.
         split: Indices of the train, dev, calibration and test rows.
         left_out: Number of rows without two graded answers, by reason.
-        computed: What was computed from the answers. Copies with another split share it.
+        cache: Values computed from the answers. Copies with another split share the cache.
     """
 
     table: LabelTable
     answers: list[AnswerPair]
     split: Split
     left_out: Mapping[str, int]
-    computed: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def closed_book_right(self) -> BoolArray:
@@ -55,26 +55,26 @@ class AnswerPairs:
     @property
     def open_book_right(self) -> BoolArray:
         """Whether each open-book answer is right."""
-        return self.table.always_right
+        return self.table.retrieved_right
 
     @property
     def differ(self) -> BoolArray:
         """Whether the two answers of each question differ; otherwise there is nothing to choose."""
-        if "differ" not in self.computed:
-            self.computed["differ"] = np.array([not answers_agree(pair) for pair in self.answers], dtype=bool)
-        differ: BoolArray = self.computed["differ"]
+        if "differ" not in self.cache:
+            self.cache["differ"] = np.array([not answers_agree(pair) for pair in self.answers], dtype=bool)
+        differ: BoolArray = self.cache["differ"]
         return differ
 
     @property
     def features(self) -> tuple[list[str], Vector]:
         """Names of the features that all pairs have, and their values: one row per pair, one column per name."""
-        if "features" not in self.computed:
-            self.computed["features"] = compute_answer_features(self.answers)
-        names, matrix = self.computed["features"]
+        if "features" not in self.cache:
+            self.cache["features"] = compute_answer_features(self.answers)
+        names, matrix = self.cache["features"]
         return list(names), matrix
 
     def select_differing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of the indices whose two answers differ; an arbiter never has to choose for the others."""
+        """Return the indices of those questions whose two answers differ. Only these need an arbiter."""
         return indices[self.differ[indices]]
 
 
@@ -93,8 +93,8 @@ class ArbiterResult:
         is_calibrated: Whether the probabilities need no further calibration.
         notes: Lines for the model card.
         files: Further files of the arbiter's folder.
-        uses_test_split: Test questions were trained on, too (cross-validation). `raw` scores each of them with a member
-            of the ensemble that was not trained on it.
+        uses_test_split: Whether test questions were trained on, too (cross-validation). `raw` then scores each of them
+            with a member of the ensemble that was not trained on it.
     """
 
     arbiter: str

@@ -50,7 +50,7 @@ class LabeledFeatures(NamedTuple):
 
 
 def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledFeatures, LabeledFeatures]:
-    """Return the training data and the dev data (for tuning), with classes."""
+    """Return the rows and classes of the train split, and of the dev split (for tuning)."""
     train, dev, needed = examples.split.train, examples.split.dev, examples.needed
     return LabeledFeatures(features[train], needed[train]), LabeledFeatures(features[dev], needed[dev])
 
@@ -172,13 +172,14 @@ def fit_mlp(
 ) -> Tensors:
     """Train the network of the CBDR paper once per seed, as an ensemble.
 
-    The dev rows choose the best epoch.
+    The best epoch of each network is chosen on the dev rows.
 
     Args:
         train: Training rows.
-        dev: Rows that choose the epoch.
-        seeds: One network is trained for each.
-        by_accuracy: Choose the epoch by dev accuracy, the last one of equals, as in the paper. Default: by AUROC.
+        dev: Rows on which the epoch is chosen.
+        seeds: One network is trained for each seed.
+        by_accuracy: Choose the epoch by dev accuracy, as in the paper; of equally good epochs, the last one. Default: by
+            AUROC.
     """
     tensors = fit_standardization(train.features)
     scaled_train = LabeledFeatures(_standardize(train.features, tensors), train.needed)
@@ -199,10 +200,7 @@ def fit_mlp(
 
 @contextlib.contextmanager
 def _open_worker_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Open a pool of threads in which torch uses one thread each.
-
-    Small batches do not profit from torch's own threads.
-    """
+    """Open a pool of threads, each of which runs torch without further threads, because batches are small."""
     import torch
 
     threads = torch.get_num_threads()
@@ -222,7 +220,7 @@ def _train_member(
 
     Args:
         train: Training rows.
-        dev: Rows that choose the epoch.
+        dev: Rows on which the best epoch is chosen.
         seed: Seed of the initial weights, the order of the rows and the dropout.
         stop: Set by another thread to end the training early.
         by_accuracy: Compare epochs by accuracy instead of AUROC. Of equally good epochs, the last one wins.
@@ -292,9 +290,9 @@ def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy
     Returns:
         The score; None if the AUROC is not defined because all rows are of one class, or if there are no rows.
     """
-    if by_accuracy and len(needed):
-        return float(((margins > 0) == needed).mean())
-    return auroc(needed, margins)
+    if not len(needed):
+        return None
+    return float(((margins > 0) == needed).mean()) if by_accuracy else auroc(needed, margins)
 
 
 class _Network:
@@ -338,7 +336,7 @@ class _Network:
         return torch.addmm(bias, x, weight)
 
     def _draw_dropout_mask(self, shape: tuple[int, ...]) -> Any:
-        """Draw the factors of dropout: 0 for dropped values, above 1 for the others."""
+        """Draw the factors of dropout: 0 for dropped values, above 1 for all other values."""
         import torch
 
         return torch.empty(shape).bernoulli_(1 - DROPOUT, generator=self._generator) / (1 - DROPOUT)

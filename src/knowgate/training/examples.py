@@ -43,9 +43,12 @@ class Examples:
     Attributes:
         table: The label table.
         needed: For each question, whether it needs retrieval as the target defines it. This is what gates predict.
-        target: What "needs retrieval" means: `known` (the LLM does not know the answer), `benefit` (retrieval turns a
-            wrong answer right), `gain` (the same, but the gate learns P(right from memory) and P(right with passages)
-            and ranks by their difference) or `agree` (the answers with and without passages differ).
+        target: When a question needs retrieval:
+            `known`: if the LLM does not know the answer.
+            `benefit`: if retrieval turns a wrong answer right.
+            `gain`: as `benefit`, but the gate learns how probably the answers without and with passages are right, and
+            ranks questions by the difference.
+            `agree`: if the answers without and with passages do not agree.
         split: Indices of the train, dev, calibration and test questions.
     """
 
@@ -85,11 +88,11 @@ def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bo
         split: Indices of the train, dev, calibration and test questions.
         include_test: Whether the test split was trained on, too.
     """
-    used = [*split.train, *split.dev, *split.calibration]
+    seen = [*split.train, *split.dev, *split.calibration]
     if include_test:
-        used += [*split.test]
+        seen += [*split.test]
     keys = set()
-    for index in used:
+    for index in seen:
         text = questions[index].text
         keys |= {fingerprint_text(text), fingerprint_text_loosely(text)}
         # Packed label runs have no texts, so their questions are recognized by the id.
@@ -104,10 +107,8 @@ def load_examples(
 
     Args:
         runs: Folders of label runs.
-        target: Which questions count as needing retrieval. `known`: the LLM does not know the answer. `benefit` and
-            `gain`: retrieval turns a wrong answer right (with `gain`, a gate also ranks by the probabilities of right
-            answers). `agree`: the answers with and without passages differ; this needs no gold answers and leaves out
-            questions without an open-book answer.
+        target: When a question needs retrieval: `known`, `benefit`, `gain` or `agree`, as explained in `Examples`. `agree`
+            needs no gold answers, but leaves out questions without an open-book answer.
             Default: `benefit` if at least 90 % of the questions have an open-book answer, else `known`.
         layers: Layers whose hidden states are read. Default: all recorded ones.
         seed: Seed of the split into train, dev, calibration and test.
@@ -144,8 +145,8 @@ def _check_distinct_questions(texts: Sequence[str], needed: BoolArray) -> None:
     """Raise BadInput if a class has too few distinct training questions for cross-validation.
 
     Args:
-        texts: The training questions, in which some may occur several times.
-        needed: Whether each of them needs retrieval.
+        texts: The training questions. A question may occur several times.
+        needed: Whether each question needs retrieval.
     """
     distinct = np.array(list(map_questions_to_needs(texts, needed).values()), dtype=bool)
     what = ("distinct questions to train on that need retrieval", "distinct questions that do not")
@@ -230,8 +231,8 @@ def require_both_classes(classes: BoolArray, minimum: int, what: tuple[str, str]
     Args:
         classes: The class of each example.
         minimum: Lowest number of examples of each class.
-        what: What examples of the class True and of the class False are, for the message.
-        advice: What to do.
+        what: Names for examples of the class True and of the class False, for the message.
+        advice: What to do, for the message.
     """
     n_true, n_false = int(classes.sum()), int((~classes).sum())
     if min(n_true, n_false) < minimum:

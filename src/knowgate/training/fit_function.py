@@ -8,8 +8,9 @@
     ) -> FitResult:
 
 A keyword argument that is annotated with a text is an option: a keyword of `fit` and a flag of `knowgate fit NAME`. The
-text is its help. A function decorated with `with_options` has the fields of that model as options. Three
-arguments are passed to functions that declare them: `seed` (of the splits and of training), `work` (a folder for
+text is its help. A function decorated with `with_options` has the fields of that model as options.
+
+Three arguments are passed to functions that declare them: `seed` (of the splits and of training), `work` (a folder for
 checkpoints, so that the same call can continue an interrupted training) and `watch` (a callback that receives progress
 as a FitProgress). All other keyword arguments keep their defaults.
 """
@@ -49,8 +50,8 @@ class FitResult:
             indices.
         notes: Lines for the model card.
         files: Further files of the gate's folder.
-        uses_test_split: Test questions were trained on, too (cross-validation). `raw` scores each of them with a member
-            of the ensemble that was not trained on it.
+        uses_test_split: Whether test questions were trained on, too (cross-validation). `raw` then scores each of them
+            with a member of the ensemble that was not trained on it.
     """
 
     gate: str
@@ -103,11 +104,11 @@ class ExampleRequirements:
     """The training data that a fit function needs, as annotation of its first argument.
 
     Attributes:
-        target: What the gate predicts, such as `known` (the LLM does not know the answer); None to choose it from the
-            label runs.
-        reads_states: Whether it needs hidden states. If not, they are not loaded, which saves memory.
-        two_heads: True if it supports the target 'gain', for which a gate predicts two things: whether the answer
-            without passages is right, and whether the answer with passages is right.
+        target: What the gate predicts, such as 'known' (whether the LLM knows the answer); see `Examples.target`. None to
+            choose it from the label runs.
+        reads_states: Whether the function needs hidden states. If not, they are not loaded, which saves memory.
+        two_heads: Whether the function supports the target 'gain', for which a gate predicts two things: whether the
+            answer without passages is right, and whether the answer with passages is right.
     """
 
     target: Target | None = None
@@ -165,7 +166,10 @@ def call_fit_function(
     work: Path,
     watch: FitProgressCallback | None,
 ) -> Any:
-    """Train a gate or an arbiter. The function gets those of `seed`, `work` and `watch` that it declares."""
+    """Train a gate or an arbiter with its fit function.
+
+    `seed`, `work` and `watch` are passed only if the function declares a parameter of this name.
+    """
     parameters = inspect.signature(function).parameters
     offered = {"seed": seed, "work": work, "watch": watch or ignore_progress}
     declared = {name: value for name, value in offered.items() if name in parameters}

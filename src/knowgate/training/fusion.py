@@ -29,25 +29,26 @@ from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 def split_into_heads(examples: Examples) -> dict[str, Examples]:
     """Return the training data of the two classifiers (heads) for the target 'gain', by name.
 
-    "closed" predicts whether the answer without passages is wrong, "open" whether the answer with passages is.
+    The head "closed" predicts whether the answer without passages is wrong, the head "open" whether the answer with
+    passages is wrong.
 
     Raises:
         BadInput: The training split has too few right or too few wrong answers of one kind.
     """
     table = examples.table
     heads = {}
-    for name, right in zip(GAIN_HEADS, (table.closed_book_right, table.always_right), strict=True):
+    for name, right in zip(GAIN_HEADS, (table.closed_book_right, table.retrieved_right), strict=True):
         is_wrong = ~right.astype(bool)
         what = (f"wrong {name}-book answers", f"right {name}-book answers")
         require_both_classes(is_wrong[examples.split.train], MIN_ROWS_PER_CLASS, what, LABEL_MORE_ADVICE)
-        heads[name] = replace(examples, needed=is_wrong)
+        heads[name] = replace(examples, needed=is_wrong)  # classifiers predict the field `needed`
     return heads
 
 
 def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str]) -> classifiers.Tensors:
     """Fit a logistic regression with calibrated probabilities.
 
-    Cross-validation gives predictions to choose the regularization and to fit the calibration.
+    The regularization is chosen, and the calibration is fitted, on out-of-fold predictions of a cross-validation.
 
     Args:
         rows: Training data with few columns.
@@ -57,6 +58,7 @@ def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str
     strength = min(classifiers.C_GRID, key=lambda c: compute_log_loss(rows, predictions[c]))
     tensors = classifiers.fit_linear(rows.features, rows.needed, strength)
     platt = classifiers.fit_platt_scaling(predictions[strength], rows.needed)
+    # Platt scaling of a linear model is again a linear model, so it is folded into the weights.
     if platt["kind"] == "platt":
         tensors["0.0.weight"] = (platt["a"] * tensors["0.0.weight"]).astype(np.float32)
         tensors["0.0.bias"] = (platt["a"] * tensors["0.0.bias"] + platt["b"]).astype(np.float32)
@@ -85,7 +87,7 @@ def fit_fusion(
     ] = False,
     text: Annotated[bool | None, "Also read question and draft as text. Default: only without hidden states."] = None,
     embedder: Embedder | None = None,
-    margins: Mapping[str, Vector] | None = None,
+    judge_margins: Mapping[str, Vector] | None = None,
 ) -> FitResult:
     """Fit the fusion gate: a logistic regression over all recorded signals.
 
@@ -93,25 +95,26 @@ def fit_fusion(
 
     Args:
         examples: The training data.
-        cheap: Leave out signals that need samples or extra passes.
-        early: Use only signals that are available with the first answer token, so that a retrieved question costs
-            one short prefill.
+        cheap: Leave out signals that need sampled answers or extra passes of the LLM.
+        early: Use only signals that are available with the first answer token, so that the decision to retrieve costs
+            only one short prefill.
         text: Add two classifiers of text: one of sentence embeddings of question and draft, one of the character n-grams
             of the draft. Default: only if there are no hidden states, as with LLMs behind an API.
         embedder: The sentence embedder of `text`. Default: the packaged model.
-        margins: Further signals by name, one value per question, such as scores of a judge. Training questions must be
-            scored by a judge that did not see them.
+        judge_margins: Log-odds of judges as further signals, by name: one value per question. Training questions must be
+            scored by a judge that was not trained on them.
     """
     if cheap and early:
         raise BadSetting("cheap=True and early=True are mutually exclusive. Use one of them: `early` computes less.")
-    inputs = replace(_collect_inputs(examples, cheap, early), margins=margins or {})
+    inputs = replace(_collect_inputs(examples, cheap, early), judge_margins=judge_margins or {})
     options = {"features": inputs.names, "probes": [], "cheap": cheap, "early": early}
     if text is None:
         text = not (examples.readings[0].hidden or early)
     if text:
         encoder = embedder or SentenceEmbedder()
         embeddings = embed_drafts(encoder, examples.questions, examples.readings)
-        inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
+        text_vectors = {TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)}
+        inputs = replace(inputs, text_vectors=text_vectors)
         options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
         options["wording"] = True
     heads = _fit_heads(examples, inputs)
@@ -130,11 +133,17 @@ def fit_fusion(
 
 
 def _collect_inputs(examples: Examples, cheap: bool, early: bool) -> FusionInputs:
-    """Collect the recorded features that the options allow."""
+    """Collect the recorded features that the options allow.
+
+    Args:
+        examples: The label rows.
+        cheap: Leave out features that need sampled answers or extra passes of the LLM.
+        early: Leave out features of the draft, for a decision at the first answer token.
+    """
     names = _select_features(examples, cheap, early)
     features = feature_matrix(names, examples.questions, examples.readings)
     classifiers.check_finite(features)
-    positions = ("pre",) if early else ("pre", "post")  # a decision at the first token has no draft to read
+    positions = ("pre",) if early else ("pre", "post")  # hidden states before the answer, and after the draft
     return FusionInputs(names, features, positions)
 
 
@@ -161,26 +170,29 @@ def _fit_heads(examples: Examples, inputs: FusionInputs) -> dict[str, FusionHead
 
 @dataclass(frozen=True)
 class FusionInputs:
-    """The signals of a fusion gate, before probes are trained on hidden states and texts.
+    """The inputs of a fusion gate.
+
+    Probes (linear classifiers) are trained later. They turn hidden states and text vectors into further signals.
 
     Attributes:
         names: Names of the features.
         features: One row of features per question.
         positions: Where probes read hidden states: before the answer ("pre"), after the draft ("post"), or both.
-        texts: Vectors of question and draft, by the name of the classifier that reads them; empty if no text is read.
-        margins: Further signals by name, one value per question, such as the log-odds (margins) of a judge.
+        text_vectors: Vectors of question and draft, one row per question, by the name of the probe that reads them. Empty
+            if no text is read.
+        judge_margins: Log-odds of judges, by name: one value per question.
     """
 
     names: list[str]
     features: Vector
     positions: Sequence[str]
-    texts: Mapping[str, Vector] = field(default_factory=dict)
-    margins: Mapping[str, Vector] = field(default_factory=dict)
+    text_vectors: Mapping[str, Vector] = field(default_factory=dict)
+    judge_margins: Mapping[str, Vector] = field(default_factory=dict)
 
 
 @dataclass
 class FusionHead:
-    """A logistic regression over signals. A gate with the target 'gain' has two.
+    """A logistic regression over signals. A gate with the target 'gain' has two heads.
 
     Attributes:
         examples: The training data.
@@ -243,21 +255,20 @@ class FusionHead:
 def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
     """Fit a logistic regression over all signals.
 
-    Hidden states and texts are vectors, so a classifier (probe) turns each into a score.
+    Hidden states and texts are vectors, so a classifier (probe) turns each vector into a score first.
 
     Args:
         examples: The training data.
-        inputs: The signals. Single numbers are `features`, such as token probabilities, and `margins`, such as the log-odds
-            of a judge. Vectors are the hidden states at `positions`, and embeddings of `texts`.
+        inputs: Features, text vectors and log-odds of judges, and the positions at which hidden states are read.
 
     Raises:
         BadSetting: There are no signals to learn from.
     """
     head = FusionHead(examples, list(inputs.names), inputs.features.astype(np.float32))
     head.add_probes(inputs.positions)
-    for name, vectors in inputs.texts.items():
+    for name, vectors in inputs.text_vectors.items():
         head.add_probe(name, vectors)
-    for name, margin in inputs.margins.items():
+    for name, margin in inputs.judge_margins.items():
         head.add(name, margin)
     if not head.names:
         raise BadSetting(
@@ -273,7 +284,7 @@ def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
 
     Args:
         examples: The label rows.
-        cheap: Leave out features that need samples or extra passes of the LLM.
+        cheap: Leave out features that need sampled answers or extra passes of the LLM.
         early: Use only features of the first answer token.
     """
     names = available_features(examples.questions, examples.readings)
@@ -289,10 +300,12 @@ def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
 def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
     """Return whether SeaKR's features (differences between sampled answers) can be used.
 
-    They need 20 samples. A gate draws samples once for all features, so the label runs must have as many.
+    The setting `seakr` of a label run is the number of samples behind SeaKR's features, and `samples` is the number
+    behind all other features. A gate draws samples only once, for all features. So the other features must use either
+    no samples or at least as many as SeaKR.
     """
-    samples = int(settings.get("samples", 0))  # with 0, no other feature needs samples
-    return settings.get("seakr") == SEAKR_SAMPLES and (samples == 0 or samples >= SEAKR_SAMPLES)
+    n_samples = int(settings.get("samples", 0))
+    return settings.get("seakr") == SEAKR_SAMPLES and (n_samples == 0 or n_samples >= SEAKR_SAMPLES)
 
 
 def describe_contributions(head: FusionHead) -> list[str]:
@@ -334,18 +347,20 @@ def _list_needed_signals(inputs: FusionInputs, probes: Sequence[dict[str, Any]])
         Signal.HIDDEN: bool(probes or used & DISPERSION_FEATURES),
         Signal.LABELS: "self_assessment" in used,
         Signal.SAMPLES: bool(used & (SAMPLE_FEATURES | DISPERSION_FEATURES)),
-        Signal.DRAFT: bool(inputs.texts),
+        Signal.DRAFT: bool(inputs.text_vectors),
     }
     return {signal for signal, is_needed in conditions.items() if is_needed}
 
 
 def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> SignalRequest:
-    """Build the request for the gate's signals, with the settings of the label runs.
+    """Build the request for the signals from which the features and the probes' scores are computed.
+
+    Lengths and sampling parameters are those with which the training rows were labeled.
 
     Args:
         names: Names of the features.
-        probes: Layer and position of each probe of hidden states.
-        examples: The label rows, whose settings are used.
+        probes: Layer of each probe, and its position: hidden states before the answer ("pre") or after the draft ("post").
+        examples: The training rows.
     """
     settings = examples.settings
     max_tokens = int(settings.get("max_tokens", DRAFT_TOKENS))
@@ -360,13 +375,13 @@ def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examp
     if n_samples:
         # A fixed seed, so that a question always gets the same score.
         request = replace(request, samples=n_samples, sampling=_read_sampling(settings), seed=0)
-    if DISPERSION_FEATURES & set(names):
+    if DISPERSION_FEATURES & set(names):  # SeaKR's features compare the hidden states of the samples at one layer
         request = replace(request, sample_layer=settings["seakr_layer"], sample_end=SEAKR_END in names)
     return request
 
 
 def _count_samples(names: Sequence[str], settings: Mapping[str, Any]) -> int:
-    """Return the number of sampled answers that the features need."""
+    """Return the number of sampled answers that the features need, SeaKR's features (dispersion) included."""
     n_for_agreement = int(settings["samples"]) if SAMPLE_FEATURES & set(names) else 0
     n_for_dispersion = SEAKR_SAMPLES if DISPERSION_FEATURES & set(names) else 0
     return max(n_for_agreement, n_for_dispersion)

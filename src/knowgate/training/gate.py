@@ -43,8 +43,8 @@ class FitOptions(Options):
     )
     max_loss: float | None = option(
         None,
-        "Largest net loss of the default threshold on held-out questions: the share of right answers that it loses, minus "
-        "the share that it gains. Default: 0.01.",
+        "How much accuracy on held-out questions the default threshold may lose, compared with always retrieving. "
+        "Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",
@@ -98,9 +98,8 @@ def fit(
         from knowgate.training.gate_artifact import save_fitted
 
         examples = _load_examples(resolve_run_paths(runs), function, options)
-        work = checkpoint_folder(folder)
         result = fit_function.call_fit_function(
-            function, examples, gate_options, seed=options.seed, work=work, watch=watch
+            function, examples, gate_options, seed=options.seed, work=checkpoint_folder(folder), watch=watch
         )
         save_options = options.model_dump(include={"threshold", "max_loss", "keep_questions"})
         save_fitted(result, examples, folder, command=command, **save_options)
@@ -119,7 +118,7 @@ def _check_arguments(name: str, runs: RunsLike, options: FitOptions) -> None:
 
 
 def list_fittable_gates() -> list[str]:
-    """List the names of gates to fit, first built-in ones, then plugins."""
+    """List the names of the gates that can be fitted: first built-in gates, then plugins."""
     built_in = [name for name, entry in FITTED_GATES.items() if entry.fit]
     return [*built_in, *sorted(set(find_plugins(FIT_ENTRY_POINTS)) - set(built_in))]
 
@@ -150,9 +149,8 @@ def _load_examples(paths: Sequence[Path], function: fit_function.FitFunction, op
         raise BadSetting(
             "target='gain' works only with the gates 'fusion' and 'gain'. Fit one of them, or use target='benefit'."
         )
-    target = options.target or required.target
     layers = None if required.reads_states else ()  # None: hidden states of all layers
-    examples = load_examples(paths, target=target, layers=layers, seed=options.seed)
+    examples = load_examples(paths, target=options.target or required.target, layers=layers, seed=options.seed)
     if options.max_loss is not None and examples.table.open_book_right is None:
         raise BadSetting(
             f"max_loss={options.max_loss} needs answers with passages, but the label runs (recorded answers) have none. Run "

@@ -66,11 +66,11 @@ def save_fitted(
         examples: The data it was trained on.
         out: Folder to write.
         command: The command line that the card shows.
-        threshold: Retrieve if the calibrated score is above it. Default: the threshold that retrieves least among those
-            that lose few answers (see `SafetyLimits`) on questions that the gate did not learn from. It is 0.5 if the label
-            runs have no answers with passages.
-        max_loss: Maximum net loss of this default threshold: the share of right answers that it loses, minus those that
-            it gains, compared with always retrieving. Default: 0.01.
+        threshold: Retrieve if the calibrated score is above it. Default: the threshold that saves the most searches but
+            loses few right answers (see `SafetyLimits`) on questions outside the training; 0.5 for label runs without
+            answers with passages.
+        max_loss: Maximum net loss of the default threshold, as a share of the questions: lost minus gained right answers,
+            compared with always retrieving. Default: 0.01.
         keep_questions: Store ten questions with their hidden states.
 
     Returns:
@@ -131,7 +131,8 @@ def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]
     return {
         "gate": result.gate,
         "options": dict(result.options),
-        "needs": sorted(result.needs),
+        "needs": sorted(result.needs),  # kinds of signals that the LLM must offer
+        # The signals to read for each question, with their settings.
         "want": {**_list_changed_fields(result.request), "layers": list(result.request.layers)},
         "target": examples.target,
         **model_card.describe_training_data(examples.table, examples.split),
@@ -179,7 +180,7 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
 
 
 def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
-    """Count right answers to the test questions: with the gate, always retrieving, and never retrieving.
+    """Count right answers to the test questions: with the gate, with always retrieving, and with never retrieving.
 
     Args:
         examples: The label rows.
@@ -198,8 +199,9 @@ def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float)
 
 
 def _collect_outcomes(examples: Examples, rows: NDArray[np.int64], needs: FloatArray) -> threshold_choice.GateOutcomes:
+    """Combine the predicted needs of these rows with the grades of their answers without and with passages."""
     table = examples.table
-    return threshold_choice.GateOutcomes(needs, table.closed_book_right[rows], table.always_right[rows])
+    return threshold_choice.GateOutcomes(needs, table.closed_book_right[rows], table.retrieved_right[rows])
 
 
 def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
@@ -209,7 +211,7 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
 
     Args:
         source: Which features are compared, as in the manifest.
-        examples: The training data. If it has no train rows or no held-out rows, the others take their place.
+        examples: The training data. Without train rows, the held-out rows are used in their place, and vice versa.
     """
     features = drift.read_distance_features(source, examples.questions, examples.readings)
     train = examples.split.train
@@ -225,7 +227,7 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
 
 
 class DefaultThreshold(NamedTuple):
-    """The threshold for users who choose none.
+    """The threshold of a gate if the user gives none.
 
     Attributes:
         threshold: Retrieve if the need is above it.
@@ -283,8 +285,7 @@ def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
     default = threshold_choice.SafetyLimits()
     if max_loss is None:
         return default
-    margin = default.loss_bound - default.max_loss
-    loss_bound = min(0.99, max_loss + margin)  # bounds of 1 are not allowed
+    loss_bound = min(0.99, max_loss + default.loss_bound - default.max_loss)  # bounds of 1 are not allowed
     return threshold_choice.SafetyLimits(max_loss=max_loss, loss_bound=loss_bound)
 
 
@@ -295,17 +296,17 @@ def _explain_always(
 
     Args:
         outcomes: Needs and grades of questions that the gate did not learn from.
-        limits: What a threshold may lose. No threshold keeps these limits.
+        limits: What a threshold may lose. No threshold stays within these limits.
         share: Share of all label rows that are in `outcomes`.
     """
     required = threshold_choice.count_required_rows(outcomes, limits)
-    change = "More rows alone would not change that: try another gate, or choose a threshold with knowgate calibrate"
+    advice = "More label rows would not help: try another gate, or choose a threshold with knowgate calibrate"
     if required is not None:
-        change = f"About {math.ceil(required / share)} label rows could show one"
+        advice = f"With about {math.ceil(required / share)} label rows, such a threshold could be found"
     return (
         f"by default it always retrieves: on {len(outcomes)} questions that it did not learn from, no threshold is "
         f"shown to lose at most {format_points(limits.loss_bound)} of accuracy with {limits.confidence:.0%} "
-        f"confidence. {change}"
+        f"confidence. {advice}"
     )
 
 
@@ -318,13 +319,13 @@ def describe_threshold(result: threshold_choice.ThresholdResult, limits: thresho
     """
     loss = threshold_choice.NetLoss(result.harmed, result.gained, result.n)
     change = f"loses {100 * loss.mean:.1f}" if loss.mean >= 0 else f"gains {-100 * loss.mean:.1f}"
+    worst_case = f"at most {100 * loss.upper(limits.confidence):.1f} with {limits.confidence:.0%} confidence"
     return (
-        f"its threshold saves most searches among those that lose at most {format_points(limits.max_loss)} of "
-        f"accuracy. On {result.n} questions that it did not learn from, it saves {1 - result.rate:.0%} of the "
-        f"searches and {change} points, at most {100 * loss.upper(limits.confidence):.1f} with "
-        f"{limits.confidence:.0%} confidence ({result.accuracy:.1%} right; always retrieving: "
-        f"{result.right_always / result.n:.1%}). The threshold was chosen on the same questions; knowgate calibrate "
-        "gives a guarantee"
+        f"its threshold saves the most searches of all that lose at most {format_points(limits.max_loss)} of accuracy. "
+        f"On {result.n} questions that the gate did not learn from, it saves {1 - result.rate:.0%} of the searches and "
+        f"{change} points, {worst_case} ({result.accuracy:.1%} right; always retrieving: "
+        f"{result.right_always / result.n:.1%}). The threshold was chosen on the same questions; knowgate calibrate gives "
+        "a guarantee"
     )
 
 
@@ -337,7 +338,7 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
     """Warn if a gate is worse on held-out questions than a trivial rule, such as always retrieving.
 
     Returns:
-        The warning in one or two sentences; '' if the gate is not worse than that.
+        The warning in one or two sentences; '' if there is no reason to warn.
     """
     warning = _compare_with_constant_policies(manifest.get("test_counts"))
     if warning:
@@ -402,8 +403,7 @@ def _format_test_results(manifest: Mapping[str, Any]) -> list[str]:
     majority = majority_accuracy(manifest)
     extra_rows = {"accuracy": f"| the same if every question gets the more frequent class | {majority:.3f} | |"}
     metrics = model_card.format_metrics(manifest["metrics"], METRIC_NAMES, extra_rows)
-    heading = "## Measured on the held-out test split"
-    return [f"{heading}\n\n{metrics}", "![ROC curve on the test split](curve.svg)"]
+    return [f"## Measured on the held-out test split\n\n{metrics}", "![ROC curve on the test split](curve.svg)"]
 
 
 def _format_gate_facts(manifest: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Measure which passages help an LLM to answer and which mislead it (CBDR, section 3.2).
 
-The result is called a preference: a question with passages that help (positives) and passages that
-hurt it or, if answers were graded, lead to a wrong one (negatives).
+The result is called a preference: a question with passages that help the LLM (positives) and passages that hurt it or, if
+answers were graded, lead to a wrong answer (negatives).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate f
 class PassageEffects:
     """How much each candidate passage of a question helps the LLM to answer.
 
-    A passage helps if its value is above `base`. Example of a value: the grade of the answer (1 or 0).
+    The effect source measures a value, such as the grade of the answer (1 or 0). A passage helps if it raises the value.
 
     Attributes:
-        base: Base value, without any passage.
-        values: Value with each candidate as the only passage.
+        base: The value without any passage.
+        values: The value with each candidate as the only passage.
         correct: Grade of the answer with each candidate; None if answers were not graded.
     """
 
@@ -144,9 +144,9 @@ EffectSource = ConfidenceSource | LikelihoodSource | BenefitSource
 def build_passage_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
-    """Build one prompt per question without passages, then one per passage.
+    """Build one prompt per question without passages, then one prompt per passage.
 
-    Example: a, b, a+1, a+2, b+3.
+    Example: questions a and b, with passages [1, 2] and [3], give the prompts a, b, a+1, a+2, b+3.
     """
     built = [prompts.closed(question) for question in questions]
     for question, candidates in zip(questions, passages, strict=True):
@@ -155,14 +155,13 @@ def build_passage_prompts(
 
 
 def _repeat_for_prompts(items: Sequence[Item], passages: Sequence[Sequence[Passage]]) -> list[Item]:
-    """Repeat the item of each question for each prompt.
+    """Return the item of each prompt that `build_passage_prompts` makes from these passages.
 
-    Example: x (2 passages), y (1) give x, y, x, x, y.
+    Example: items x and y, with passages [1, 2] and [3], give x, y, x, x, y. The first two belong to the prompts without
+    passages.
     """
-    repeated = list(items)
-    for item, candidates in zip(items, passages, strict=True):
-        repeated += [item] * len(candidates)
-    return repeated
+    pairs = zip(items, passages, strict=True)
+    return [*items, *(item for item, candidates in pairs for _ in candidates)]
 
 
 def _group_by_question(
@@ -206,7 +205,7 @@ class PreferenceLabeler:
         top: Maximum number of positives, and of negatives, kept per question.
         seed: Seed of the split.
         split: "train", "dev" or "test" for all questions; None to divide them by a hash of the question.
-        cut: Truncate every candidate to this many tokens (see `truncate_passages`); None to leave them as they are.
+        cut: Truncate every candidate to this many tokens (see `truncate_passages`); None to truncate none.
     """
 
     source: EffectSource
@@ -218,9 +217,9 @@ class PreferenceLabeler:
     cut: int | None = None
 
     def label(self, questions: Sequence[Question]) -> list[Preference]:
-        """Measure the passages of a batch of questions, one row each.
+        """Measure the passages of a batch of questions, and return one row per question.
 
-        After a failure, questions are measured one by one.
+        After a failure, the questions are measured one by one.
         """
         candidates = self._find_candidates(questions)
         try:
@@ -253,7 +252,7 @@ class PreferenceLabeler:
     def _get_splits(self, questions: Sequence[Question]) -> list[str]:
         """Return "train", "dev" or "test" for each question.
 
-        Gates are fitted on the same splits, so their test questions train no reranker.
+        Gates use the same splits, so that no reranker is trained on questions that a gate is tested on.
         """
         if self.split:
             return [self.split] * len(questions)
@@ -275,7 +274,7 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
-        """Make the row of each question: how much its distinct candidate passages help."""
+        """Measure how much the distinct candidate passages of each question help, and make a row of each question."""
         distinct = [deduplicate_passages(passages) for passages in candidates]
         shown, effects = self._measure(questions, distinct)
         rows = []
@@ -299,7 +298,7 @@ class PreferenceLabeler:
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
         """Shorten or drop passages that exceed the LLM's context window."""
         fitting: list[Passage] = []
-        for passage in passages:  # each is shown alone
+        for passage in passages:  # each passage is shown alone
             fitting += fit_passages(self.source.model, self.source.prompts, question, [passage], ANSWER_TOKENS)
         return fitting
 
@@ -336,9 +335,9 @@ def _make_candidate(passage: Passage, shift: float, correct: bool | None) -> Can
 
 
 def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) -> list[Passage]:
-    """Truncate passages to `n_tokens` tokens, and drop shorter ones.
+    """Truncate passages to `n_tokens` tokens, and drop shorter passages (option `cut`).
 
-    Equal lengths show whether the LLM prefers passages only for their length.
+    If all passages have the same length, the LLM cannot prefer a passage for its length.
     """
     if not isinstance(model, TokenizingModel):
         raise UnsupportedSignal(
@@ -353,15 +352,13 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
 
 
 def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:
-    """Return the longest start of a text with at most `n_tokens` tokens.
-
-    Texts with fewer tokens give None.
-    """
+    """Return the longest start of a text with at most `n_tokens` tokens, or None if the text has fewer tokens."""
     if len(model.tokenize(text)) < n_tokens:
         return None
 
-    def count_tokens(last: int) -> int:  # of the text up to this character
+    def count_tokens(last: int) -> int:
+        """Return the number of tokens of the text up to the character with this index."""
         return len(model.tokenize(text[: last + 1]))
 
-    # Bisection works, because a longer start has at least as many tokens, except for a merge at its very end.
+    # Bisection works, because the number of tokens grows with the text (apart from merges of its last characters).
     return text[: bisect_right(range(len(text)), n_tokens, key=count_tokens)]

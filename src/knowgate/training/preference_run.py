@@ -33,7 +33,9 @@ from knowgate.types import Model, Question, Retriever, Runner
 # CBDR uses confidence, but ordering passages by it leads to fewer right answers than the retriever's order, while
 # ordering by likelihood leads to 5 to 21 points more (1,000 questions, Qwen2.5-Coder-1.5B: benchmarks/runs/cbdr).
 DEFAULT_SOURCE = "likelihood"
-PREFERENCE_RUNNER = LocalRunner(largest=256)  # a question has about 20 prompts, and a GPU reads thousands in seconds
+LOCAL_PREFERENCE_RUNNER = LocalRunner(
+    largest=256
+)  # a question has about 20 prompts, and a GPU reads thousands in seconds
 
 
 class PreferenceOptions(Options):
@@ -42,10 +44,10 @@ class PreferenceOptions(Options):
     source: Literal["likelihood", "benefit", "confidence"] | None = option(
         None,
         "How the effect of a passage is measured: `likelihood` (it makes the gold answer more likely), "
-        "`benefit` (the answer with it is right) or `confidence` (it makes the LLM more confident, measured with the probe "
-        f"`gate`, as in the CBDR paper). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
+        "`benefit` (the answer with it is right) or `confidence` (it raises the LLM's confidence, which the probe "
+        f"`gate` measures, as in the CBDR paper). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
     )
-    gate: str | None = option(None, "Folder of a fitted probe that estimates the LLM's confidence.", metavar="PROBE")
+    gate: str | None = option(None, "Folder of a fitted probe that measures the LLM's confidence.", metavar="PROBE")
     index: str | None = option(
         None,
         "Where to search for candidate passages: an index folder, a search endpoint (`http:` before its URL) "
@@ -60,7 +62,7 @@ class PreferenceOptions(Options):
     )
     cut: Count | None = option(
         None,
-        "Truncate all candidates to this many tokens and leave out shorter ones. This control shows whether length "
+        "Truncate all candidates to this many tokens and leave out shorter candidates. This control shows whether length "
         "alone matters.",
     )
     split: Literal["train", "dev", "test"] | None = option(
@@ -91,13 +93,13 @@ class PreferenceProgress:
         total: Questions of the run.
         done: Questions that have a row.
         kept: Rows with both positive and negative passages; only these can train a reranker.
-        one_sided: Rows with candidate passages, none of which is positive, or none negative.
+        one_sided: Rows whose candidate passages include no positive passage, or no negative passage.
         bare: Rows without candidate passages.
         failed: Rows with an error. They count as done, but not as kept, one_sided or bare.
         duplicates: Duplicate passages that were dropped.
         cut: Passages shortened to fit the context window.
         prompts: Prompts that the LLM has read since the run was started or continued.
-        seconds: Seconds since then.
+        seconds: Seconds since the run was started or continued.
     """
 
     total: int
@@ -157,17 +159,16 @@ def measure_preferences(
     Args:
         runs: Label runs of one model.
         out: Preference folder.
-        model: The model that was labeled; default: loaded by the name in the runs.
+        model: The LLM whose answers were labeled. Default: it is loaded by its name in the runs.
         prompts: Prompt wording.
         on_progress: Called after every batch.
         options: See `PreferenceOptions`; fields can be given as keywords.
 
     Returns:
-        The number of questions that have both passages that help and passages that do not, and the numbers of the others
-        by reason.
+        How many questions are usable, because some passages help and others do not, and how many are not, by reason.
 
     Raises:
-        BadSetting: An option cannot be used, or the model is not the one that was labeled.
+        BadSetting: An option cannot be used, or the label runs come from another model.
         BadInput: There are no questions or no candidates.
     """
     is_remote = is_remote_runner(options.runner)
@@ -187,11 +188,11 @@ def measure_preferences(
 
 
 def _create_runner(runner: Any, spec: PreferenceJobSpec, labeler: passage_effects.PreferenceLabeler) -> Runner:
-    """Create the runner that the option `runner` names. A runner object is used as it is."""
+    """Create the runner that the option `runner` names: 'local' (the default) or 'ray'. A runner object is used as it is."""
     if is_remote_runner(runner):
         return create_ray_runner(runner, spec, labeler.make_failed_rows, labeler.identity)
     if runner is None or isinstance(runner, str):
-        return PREFERENCE_RUNNER
+        return LOCAL_PREFERENCE_RUNNER
     return cast(Runner, runner)
 
 
@@ -247,7 +248,7 @@ def run_preferences(
     labeler: passage_effects.PreferenceLabeler,
     *,
     data: str,
-    runner: Runner = PREFERENCE_RUNNER,
+    runner: Runner = LOCAL_PREFERENCE_RUNNER,
     on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
 ) -> PreferenceProgress:
     """Measure all questions without a row yet, and write every finished batch.
@@ -324,11 +325,10 @@ def describe_preference_run(
 
 
 def _describe_source(source: passage_effects.EffectSource) -> dict[str, Any]:
-    """Return the settings of a source: its probe or its grader, if it has one."""
+    """Return the settings of a source of effects: its probe or its grader, if it has either."""
     if isinstance(source, passage_effects.ConfidenceSource):
         artifact = source.gate.artifact
-        probe = {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}
-        return {"probe": probe}
+        return {"probe": {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}}
     return {"grader": source.grader.name} if isinstance(source, passage_effects.BenefitSource) else {}
 
 
@@ -339,6 +339,7 @@ def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProg
         rows: The rows of the latest batch.
         progress: The progress before this batch.
     """
+    # Bare rows have no candidate passages. Failed rows may have had some.
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
     raise BadInput(
@@ -362,11 +363,13 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
 
 @dataclass(frozen=True)
 class PreferenceJobSpec:
-    """A measurement of passages, described by names only. Other machines load the named parts.
+    """Describes a measurement of how passages help an LLM, by names only.
+
+    Other machines receive the description, and load the LLM, the index and the probe by their names.
 
     Attributes:
         model: Name of the LLM.
-        prompts: Prompts with which it answers.
+        prompts: Prompts with which the LLM answers.
         options: Further options, with the names of the index and of the probe.
     """
 

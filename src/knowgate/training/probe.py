@@ -124,19 +124,20 @@ def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, see
 def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], FloatArray]) -> list[str]:
     """Return notes for the model card of a balanced probe.
 
-    Balanced means: trained on as many known as unknown questions.
+    A balanced probe was trained on as many known as unknown questions.
 
     Args:
         examples: The balanced examples.
         score_rows: Returns the raw scores of the questions with the given indices.
     """
+    # Half of the questions are known.
     counts = {name: len(getattr(examples.split, name)) // 2 for name in BALANCED_SIZES}
     notes = [_describe_sizes(counts)]
     if counts["train"] < MIN_KNOWN_ROWS:
         notes.append(
-            f"only {counts['train']} training questions of each class: below {MIN_KNOWN_ROWS} the raw confidence shows "
-            "how far the probe overfits, so a fixed beta such as 0.95 means little. Label more questions, or use the "
-            "calibrated need"
+            f"only {counts['train']} training questions of each class: with fewer than {MIN_KNOWN_ROWS}, the raw "
+            "confidence mostly reflects overfitting, so a fixed beta such as 0.95 means little. Label more questions, or use "
+            "the calibrated need"
         )
         log.warning("the balanced probe has %s", notes[-1])
     test = examples.split.test
@@ -148,7 +149,10 @@ def describe_balance(examples: Examples, score_rows: Callable[[Sequence[int]], F
 
 
 def _describe_sizes(counts: Mapping[str, int]) -> str:
-    """Describe the number of known and unknown questions of each class, and where the paper has more of them."""
+    """Describe the sizes of the balanced splits, and which of them are smaller than in the paper.
+
+    `counts` is the number of known questions in each split. There are as many unknown questions.
+    """
     note = "balanced: " + ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
     return f"{note}; the runs are too small for the paper's {', '.join(short)}" if short else note
@@ -180,13 +184,13 @@ def _resolve_layer(layer: str, settings: Mapping[str, Any]) -> int:
     """Return the number of a layer from a number or a name such as 'mid'.
 
     Returns:
-        The number; -1 if the name is unknown, or if the label runs do not tell which layer it means.
+        The number; -1 if the name is unknown, or if the label runs do not say which layer has this name.
     """
     if layer.isdigit():
         return int(layer)
     if layer in NAMED_LAYERS and settings.get("depth"):
         return named_layers(int(settings["depth"]))[layer]
-    # Older label runs do not record the depth, but those with SeaKR's signal record the middle layer.
+    # Older label runs do not record the depth. If they have SeaKR's signal, they record the number of the middle layer.
     if layer == "mid" and settings.get("seakr_layer"):
         return int(settings["seakr_layer"])
     return -1

@@ -54,13 +54,11 @@ _join_tokens_cached = functools.lru_cache(maxsize=100_000)(join_tokens)  # many 
 
 @dataclass(frozen=True)
 class AlignedReranker:
-    """A cross-encoder (it scores pairs of question and passage) aligned to an LLM.
-
-    Aligned means: it prefers passages that help this LLM.
+    """A cross-encoder (it scores pairs of question and passage) aligned to an LLM: it prefers passages that help this LLM.
 
     Attributes:
         model: The trained cross-encoder.
-        base: Copy of the model before alignment, if it was trained on relevance first; else None.
+        base: Copy of the model before alignment, if the model was trained on relevance first; else None.
         spec: Spec of the model that training started from.
         training: Hyperparameters of the alignment.
         relevance: Log of the relevance training, if there was one.
@@ -100,14 +98,14 @@ def fit_reranker(
         rows: Questions with passages that help the LLM and passages that do not, divided into train, dev and test.
         base: Cross-encoder to start from.
         training: Hyperparameters of the alignment.
-        relevance: Examples of relevant and other passages to train on first. With `training.relevance_mix` they are mixed
-            into the alignment instead. Default: none. Only the packaged base, which cannot rank yet, is by default trained
-            on the passages of the rows first; those that contain a gold answer are relevant.
+        relevance: Examples of relevant and irrelevant passages to train on first or, with `training.relevance_mix`, to mix
+            into the alignment. Default: none, except for the packaged base, which cannot rank yet, and for a mix. They use
+            the passages of `rows`: passages with a gold answer are relevant.
         reads_question: False trains a control that does not see the question.
         watch: Called with the progress.
 
     Raises:
-        BadInput: No training question has preferred and other passages.
+        BadInput: No training question has both helpful and harmful passages.
     """
     training = training or RerankerTrainingOptions()
     usable = [row for row in rows if row.split == "train" and row.error is None]
@@ -280,10 +278,7 @@ def _collect_pools(questions: Sequence[Question], retriever: Retriever | None) -
 def _choose_negatives(
     pool: Sequence[Passage], every_passage: Sequence[Passage], answers: Sequence[str], rng: np.random.Generator
 ) -> list[Passage]:
-    """Choose passages without an answer, if possible from the question's own pool.
-
-    Missing ones are drawn at random from the pools of all questions.
-    """
+    """Choose passages without an answer: from the question's own pool and, if too few, at random from all pools."""
     negatives = [passage for passage in pool if not contains_answer(passage, answers)][:MAX_NEGATIVES]
     n_missing = MAX_NEGATIVES - len(negatives)
     if n_missing > 0:
@@ -294,8 +289,13 @@ def _choose_negatives(
 
 
 def contains_answer(passage: Passage, answers: Sequence[str]) -> bool:
-    """Return whether a passage contains a normalized answer as whole words."""
-    text = _join_tokens_cached(format_passage(passage))  # with spaces around each word, so that only whole words match
+    """Return whether a passage contains an answer as whole words.
+
+    Args:
+        passage: The passage.
+        answers: Answers as words with a space on both sides, as `join_tokens` makes them.
+    """
+    text = _join_tokens_cached(format_passage(passage))
     return any(answer in text for answer in answers)
 
 
@@ -339,7 +339,7 @@ def _open_minilm(seed: int) -> Any:
 
     source = embedded_weights.fetch_weights(MINILM)
     with tempfile.TemporaryDirectory() as scratch:
-        # The folder is a sentence embedder's; without its modules.json it is a plain encoder.
+        # MiniLM is stored as a sentence embedder. Without the file modules.json, it is loaded as a plain encoder.
         for name in MINILM_FILES:
             link_or_copy(source / name, Path(scratch) / name)
         torch.manual_seed(seed)

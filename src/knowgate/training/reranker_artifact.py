@@ -18,7 +18,7 @@ from knowgate.training.model_card import format_facts, format_usage, join_card
 from knowgate.training.reranker import AlignedReranker, RelevanceReranker, save_cross_encoder
 from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
 
-RELEVANCE_MANIFEST = "relevance.json"  # of a base that was trained on relevance only
+RELEVANCE_MANIFEST = "relevance.json"  # the manifest of a cross-encoder that was trained on relevance only
 # Settings of the preferences that say what a reranker is aligned to.
 LLM_SETTINGS = ("model", "model_fingerprint", "prompts_fingerprint")
 ALIGNMENT_SETTINGS = (*LLM_SETTINGS, "source", "probe", "retriever", "retriever_fingerprint")
@@ -33,10 +33,7 @@ def measure_ranking_gains(fitted: AlignedReranker) -> dict[str, dict[str, Estima
     """
     gain = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
     parts = {"before": fitted.before, "after": fitted.after, "gain": gain}
-    means = {}
-    for part, metrics in parts.items():
-        means[part] = {name: estimate_mean(values) for name, values in metrics.items()}
-    return means
+    return {part: {name: estimate_mean(values) for name, values in metrics.items()} for part, metrics in parts.items()}
 
 
 def save_reranker(
@@ -96,9 +93,7 @@ def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any]
     """Build the manifest of a reranker, with its training and metrics."""
     logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
     selection = fitted.alignment.selection
-    metrics = {}
-    for part, means in measure_ranking_gains(fitted).items():
-        metrics[part] = {name: asdict(mean) for name, mean in means.items()}
+    gains = measure_ranking_gains(fitted)
     return {
         "version": cross_encoder.RERANKER_VERSION,
         "base": fitted.spec,
@@ -112,7 +107,7 @@ def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any]
         "losses": {stage: _summarize_losses(log) for stage, log in logs.items() if log},
         "selection": asdict(selection) if selection else None,
         "tested": len(fitted.tested),
-        "metrics": metrics,
+        "metrics": {part: {name: asdict(mean) for name, mean in means.items()} for part, means in gains.items()},
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
@@ -133,10 +128,10 @@ def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
     aligned = manifest["aligned_to"]
     training = manifest["training"]
     cut = manifest["cut"]
-    losses = []
-    for stage, loss in manifest["losses"].items():
-        text = f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups"
-        losses.append((f"{stage} loss", text))
+    losses = [
+        (f"{stage} loss", f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups")
+        for stage, loss in manifest["losses"].items()
+    ]
     facts = [
         ("aligned to", f"{aligned['model']} ({aligned['model_fingerprint']}), by {aligned['source']}"),
         ("prompts", aligned["prompts_fingerprint"]),
@@ -166,11 +161,11 @@ def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
 def _format_selection(selection: Mapping[str, Any] | None) -> str:
     """Describe which weights were kept. Without dev questions, `selection` is None."""
     if selection is None:
-        return "those of the last update"
+        return "weights of the last update"
     values = f"P@1 {selection['chosen']:.3f} on {selection['questions']} dev questions, base {selection['base']:.3f}"
     if not selection["share"]:
-        return f"those of the base, because no others rank the dev questions better; {values}"
-    return f"those after update {selection['update']}, averaged with the base (share {selection['share']}); {values}"
+        return f"weights of the base, because no other weights rank the dev questions better; {values}"
+    return f"weights after update {selection['update']}, averaged with the base (share {selection['share']}); {values}"
 
 
 def _format_ranking_metrics(metrics: Mapping[str, Any]) -> str:

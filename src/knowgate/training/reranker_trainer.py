@@ -1,7 +1,7 @@
 """Train a reranker: InfoNCE over one question's own passages, as in CBDR, and the training loop.
 
-The multiple-negatives loss of sentence-transformers adds passages of other questions as negatives; the paper's loss has
-only the question's own.
+The multiple-negatives loss of sentence-transformers adds passages of other questions as negatives. The paper's loss uses
+only passages of the same question.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return the InfoNCE loss of each positive passage (CBDR, equations 4 and 5).
 
-    The loss compares a positive with all negatives, and not with other positives.
+    The loss compares a positive passage with all negative passages, and not with other positive passages.
 
     Args:
         scores: Score of each passage of the question.
@@ -75,7 +75,7 @@ TOKENIZER_BATCH = 1_000  # texts tokenized at once
 
 @dataclass(frozen=True)
 class RankingGroup:
-    """A question with passages, and a label for each (1 positive, 0 negative)."""
+    """A question with passages, and a label for each passage (1 for positive, 0 for negative)."""
 
     question: str
     passages: tuple[str, ...]
@@ -125,15 +125,16 @@ class RerankerTrainingOptions:
 class WeightSelection:
     """The weights of a reranker with the best P@1 on the dev questions.
 
-    P@1 is the share of questions with a positive passage on top. `base` is from before the training.
+    P@1 is the share of questions with a positive passage on top. The chosen weights are an average of the base (the weights
+    before the training) and trained weights.
 
     Attributes:
         questions: Number of dev questions.
-        base: P@1 of the base on them.
-        chosen: P@1 of the chosen weights on them; never lower than that of the base.
-        share: Share of the trained weights in the chosen ones, which are averages with the base; 0 for the base itself.
+        base: P@1 of the base.
+        chosen: P@1 of the chosen weights; never lower than that of the base.
+        share: Share of the trained weights: the chosen weights are share * trained + (1 - share) * base.
         update: Update after which the trained weights were taken.
-        history: Update and P@1 of each check, the one before the training first.
+        history: Update and P@1 of each measurement, beginning with the base.
     """
 
     questions: int
@@ -163,7 +164,7 @@ class TrainingLog:
     selection: WeightSelection | None
 
 
-BLENDS = (0.25, 0.5, 0.75)  # shares of the trained weights, the rest being those of the base
+BLENDS = (0.25, 0.5, 0.75)  # shares of the trained weights in averages with the base
 
 
 @dataclass
@@ -183,7 +184,7 @@ class WeightSelector:
     n_questions: int
 
     def __post_init__(self) -> None:
-        """Remember the weights from before the training, and measure them."""
+        """Store the weights from before the training, and measure them."""
         self._base = self._trained = self._copy_weights()
         self._history = [(0, self.measure())]
         self._best_trained = -1.0
@@ -203,7 +204,7 @@ class WeightSelector:
     def finish(self) -> WeightSelection:
         """Load the best weights into the model, and describe the selection.
 
-        Averages of old and trained weights are tried, too.
+        Averages of old and trained weights are tried, too. The P@1 of the trained weights is already known.
         """
         _, base = self._history[0]  # P@1 before the training
         best = base
@@ -222,7 +223,7 @@ class WeightSelector:
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     def _load(self, share: float) -> None:
-        """Load an average of old and trained weights. `share` is the part of the trained ones."""
+        """Load an average of old and trained weights. `share` is the share of the trained weights."""
         weights = dict(self._base)
         for name, base in self._base.items():
             if base.is_floating_point():
@@ -246,7 +247,7 @@ def train_groups(
         training: Hyperparameters.
         stage: What is learned, for the progress: 'relevance' or 'alignment'.
         watch: Called with the progress after each update.
-        selector: Chooses the weights that the model ends with. Default: the last ones.
+        selector: Chooses the weights that the model ends with. Default: the weights of the last update.
 
     Raises:
         BadInput: There are no groups.

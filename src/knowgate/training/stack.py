@@ -1,8 +1,8 @@
 """Fit the stack: a fusion that takes the scores of judges as further signals.
 
 The judges are cross-fitted: the train and dev rows are divided into folds, and each judge learns from all folds but
-one. So a train row is scored by the judge that did not see it, and the calibration and test rows, from which no judge
-learns, are scored by all of them, exactly as questions are in use.
+one. So a train row is scored by the judge that was not trained on it. No judge learns from the calibration and test rows,
+so all judges score them, as they score new questions later.
 """
 
 from __future__ import annotations
@@ -86,13 +86,15 @@ def fit_cross_fitted_judge(
 
 
 def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool = False, work: Path) -> FitResult:
-    """Combine the scores of judges (they predict whether the LLM's answer is right) with all other signals in one gate.
+    """Combine the scores of judges with all other signals in one gate.
+
+    A judge predicts whether the LLM's answer is right.
 
     Args:
         examples: The training data.
-        judges: At most four fitted gates, such as judges or IK. The `raw` score of a train row must come from models that
-            were not trained on it, or the fusion would trust the judges too much.
-        cheap: Leave out signals that need samples or extra passes.
+        judges: One to four fitted judges or IK gates. Their scores of train rows must come from models that were not
+            trained on these rows. Otherwise, the combined gate would trust the judges too much.
+        cheap: Leave out signals that need sampled answers or extra passes of the LLM.
         work: Folder in which the folders of the judges are prepared.
 
     Raises:
@@ -102,7 +104,7 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
         raise BadSetting(f"a stack (gate made of judges) takes 1 to {MAX_JUDGES} judges, not {len(judges)}.")
     indices = range(len(examples.rows))
     margins = {name_judge(number): compute_log_odds(judge.raw(indices)) for number, judge in enumerate(judges)}
-    fusion = fit_fusion(examples, cheap=cheap, margins=margins)
+    fusion = fit_fusion(examples, cheap=cheap, judge_margins=margins)
     known = select_known_target(examples)
     files: dict[str, bytes] = {}
     for name, judge in zip(margins, judges, strict=True):
@@ -126,7 +128,7 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
 def select_known_target(examples: Examples) -> Examples:
     """Return the examples with the target 'known' (the LLM knows the answer).
 
-    The target 'agree' stays, for lack of gold answers.
+    Examples with the target 'agree' are returned unchanged, because they have no gold answers.
     """
     if examples.target in ("known", "agree"):
         return examples

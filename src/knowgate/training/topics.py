@@ -35,12 +35,13 @@ TOPICS_HELP = (
     "number of clusters, or a field of the data such as `dataset`."
 )
 MAX_TOPICS = 50
-QUESTIONS_PER_TOPIC = 60  # automatic number of topics: one for about so many questions
-AUTO_RANGE = (2, 12)
+QUESTIONS_PER_TOPIC = 60  # the automatic number of topics is one per 60 questions
+AUTO_RANGE = (2, 12)  # lowest and highest automatic number of topics
 NAME_WORDS = 3
 MIN_WORD_SHARE = 0.05  # a word names a topic only if at least this share of its questions contains it
 RULE_QUESTIONS = 30  # questions that a topic needs before a rule is proposed for it
-RULE_GAIN = 0.1  # share of questions that retrieval must certainly turn right for the rule to retrieve always
+RULE_GAIN = 0.1  # a rule retrieves always if the interval of retrieval's gain in accuracy lies above this
+RULE_ACCURACY = 0.1  # without answers with passages: if the interval of the closed-book accuracy lies below this
 RULE_EXAMPLES = 20
 K_MEANS_STARTS, K_MEANS_ROUNDS = 4, 50
 # Words of many questions that say nothing about their topic.
@@ -77,7 +78,8 @@ class TopicResult:
         benefit: `open_book_accuracy` minus `closed_book_accuracy`, with an interval.
         searches: Share of the questions that the policy retrieves for; None without a policy.
         examples: The most central questions; empty if topics are the values of a data field.
-        similarity: Cosine similarity to the mean of the examples from which a question belongs to the topic.
+        min_similarity: A question belongs to the topic if its cosine similarity to the mean of the examples is at least
+            this.
     """
 
     name: str
@@ -87,7 +89,7 @@ class TopicResult:
     benefit: Estimate | None
     searches: float | None
     examples: tuple[str, ...] = ()
-    similarity: float = 0.0
+    min_similarity: float = 0.0
 
 
 def measure_topics(
@@ -145,9 +147,9 @@ def measure_clusters(
         rows = assigned == number
         central = _find_central(vectors, rows, centers[number])
         examples = tuple(texts[index] for index in central)
-        similarity = _choose_similarity(vectors, rows, mean=vectors[central].mean(axis=0))
+        min_similarity = _choose_min_similarity(vectors, rows, mean=vectors[central].mean(axis=0))
         result = _measure(table, name, rows, retrieve, resamples)
-        results.append(replace(result, examples=examples, similarity=similarity))
+        results.append(replace(result, examples=examples, min_similarity=min_similarity))
     return sorted(results, key=lambda result: -result.n)
 
 
@@ -171,9 +173,7 @@ def _read_labels(table: LabelTable, key: str) -> NDArray[np.object_]:
 def _choose_count(topics: str, n: int) -> int:
     """Return the number of topics for n questions, by default one per 60 questions."""
     if topics == AUTO_TOPICS:
-        lowest, highest = AUTO_RANGE
-        count = int(np.clip(n // QUESTIONS_PER_TOPIC, lowest, highest))
-        return min(n, count)
+        return min(n, int(np.clip(n // QUESTIONS_PER_TOPIC, *AUTO_RANGE)))
     if not 2 <= int(topics) <= min(MAX_TOPICS, n):
         raise BadSetting(f"topics={topics} is not allowed. Use a number from 2 to {min(MAX_TOPICS, n)}, or 'auto'.")
     return int(topics)
@@ -333,7 +333,7 @@ def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
     for topic in topics:
         action = _choose_action(topic)
         if topic.examples and action is not None:
-            rules.append(TopicRule(topic.name, action, topic.examples, topic.similarity, DEFAULT_EMBEDDER))
+            rules.append(TopicRule(topic.name, action, topic.examples, topic.min_similarity, DEFAULT_EMBEDDER))
     return rules
 
 
@@ -360,11 +360,11 @@ def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
 
 
 def _choose_action(topic: TopicResult) -> RuleAction | None:
-    """Choose the action of a routing rule for a topic. None means no rule."""
+    """Choose the action of a routing rule for a topic, or None for no rule. Whole 95 % intervals must pass the limits."""
     if topic.n < RULE_QUESTIONS:
         return None
     if topic.benefit is None:  # no answers with passages
-        knows_little = topic.closed_book_accuracy.high is not None and topic.closed_book_accuracy.high < RULE_GAIN
+        knows_little = topic.closed_book_accuracy.high is not None and topic.closed_book_accuracy.high < RULE_ACCURACY
         return "retrieve" if knows_little else None
     if topic.benefit.low is not None and topic.benefit.low > RULE_GAIN:
         return "retrieve"
@@ -373,21 +373,21 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
     return None
 
 
-def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
-    """Choose the similarity to a topic's examples from which a question belongs to the topic.
+def _choose_min_similarity(vectors: Vector, is_member: BoolArray, mean: Vector) -> float:
+    """Choose the smallest similarity to a topic's examples with which a question counts as belonging to the topic.
 
-    The limit separates the topic's questions best from the others.
+    The limit is the one that best separates the topic's questions from all other questions.
 
     Args:
         vectors: Unit vector of each question.
-        rows: Which questions belong to the topic.
+        is_member: Whether each question belongs to the topic.
         mean: Mean vector of the topic's examples.
 
     Returns:
-        The smallest cosine similarity to `mean` with which a question belongs to the topic.
+        The smallest cosine similarity to `mean`.
     """
     similarities = vectors @ (mean / max(float(np.linalg.norm(mean)), 1e-12))
-    inside, outside = similarities[rows], similarities[~rows]
+    inside, outside = similarities[is_member], similarities[~is_member]
     candidates = np.quantile(inside, np.linspace(0, 0.5, 26))  # at least half of the topic's questions stay above it
     if not len(outside):
         return round(float(candidates[0]), 3)

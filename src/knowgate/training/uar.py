@@ -74,9 +74,10 @@ def fit_uar_heads(
     *,
     watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
 ) -> fit_function.FitResult:
-    """Train the four linear classifiers (heads) of the UAR paper on hidden states.
+    """Train the four linear classifiers (heads) of the UAR paper on hidden states before the answer.
 
-    The head 'self' predicts which answers the LLM does not know.
+    The head 'self' predicts which answers the LLM does not know. One head for each of the three criteria predicts whether a
+    question needs retrieval by this criterion.
 
     Args:
         examples: Label runs of the same model, with the last layer's states. The head 'self' is trained on them.
@@ -127,8 +128,8 @@ def _fit_criterion(
     Questions that do not fit into the context window are left out.
     """
     prompts = [answer_prompts.closed(question) for question in questions]
-    usable = np.flatnonzero(model.fits(prompts, 1)).tolist()
-    truth = _read_verdicts([questions[i] for i in usable], name)  # whether each needs retrieval, by this criterion
+    usable = np.flatnonzero(model.fits(prompts, max_tokens=1)).tolist()
+    truth = _read_verdicts([questions[i] for i in usable], name)  # whether each question needs retrieval
     states = _read_states(model, [prompts[i] for i in usable], f"reading {name}", watch)
     held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
     tensors = prefix_tensors(name, train_uar_head(states[~held_out], truth[~held_out]))
@@ -165,7 +166,7 @@ def prefix_tensors(head: str, tensors: Tensors) -> Tensors:
 
 
 def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
-    """Return for each question whether its label asks for retrieval.
+    """Return for each question whether its label says that it needs retrieval.
 
     Raises:
         BadInput: A question has no label, or there are too few questions of one kind.
@@ -186,7 +187,10 @@ def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
 def _check_inputs(
     examples: Examples, model: Model, prompts: AnswerPrompts, criteria: Mapping[str, Sequence[Question]]
 ) -> None:
-    """Raise BadSetting if questions or hidden states are missing, or the LLM is another one."""
+    """Raise BadSetting if questions of a criterion or hidden states are missing, or the label run has another LLM.
+
+    `criteria` holds the training questions of each criterion, by its name.
+    """
     if set(criteria) != set(CRITERIA):
         raise BadSetting(
             f"the gate 'uar' needs question sets for {', '.join(CRITERIA)}. `criteria` has: {', '.join(criteria) or 'none'}."
@@ -214,22 +218,24 @@ def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: i
 
 
 def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]]) -> str:
-    """Measure the whole UAR gate (a tree of four classifiers) on the test split.
+    """Measure the AUROC of the whole UAR gate (a tree of four classifiers, called heads) on the test split.
 
     Args:
         examples: The label rows.
         states: Hidden state of each row.
         tensors: Weights of all heads.
-        calibrations: Calibrations of the other three heads.
+        calibrations: Calibrations of the three heads for `CRITERIA`. The head 'self' is calibrated here.
+
+    Returns:
+        A note for the model card.
     """
-    split = examples.split
-    needed = examples.needed
+    split, needed = examples.split, examples.needed
     self_scores = apply_head(tensors, SELF_HEAD, states)
     calibration = fit_platt_scaling(self_scores[split.calibration], needed[split.calibration])
     unknown = apply_calibration(self_scores[split.test], calibration)
     heads = apply_heads(tensors, calibrations, states[split.test], unknown)
     score = _format_auroc(auroc(needed[split.test], apply_soft_tree(heads)))
-    return f"the metrics are those of the head self; the whole tree has AUROC {score} on the same test split"
+    return f"the metrics are those of the head 'self' alone; the whole tree has AUROC {score} on the same test split"
 
 
 def _format_auroc(score: float | None) -> str:

@@ -158,7 +158,7 @@ class Sampling:
     top_k: int = 0
 
     @property
-    def is_whole(self) -> bool:
+    def keeps_all_tokens(self) -> bool:
         """Whether samples are drawn from all tokens, without a `top_p` or `top_k` limit."""
         return self.top_p >= 1 and self.top_k == 0
 

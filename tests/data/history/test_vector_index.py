@@ -50,7 +50,7 @@ def test_equal_neighbors_are_ordered_by_id():
 def test_dropped_rows_are_not_found():
     vectors = make_unit_vectors(100)
     index = make_exact_index(vectors)
-    index.keep(set(range(50)))
+    index.keep_in_memory(set(range(50)))
     assert len(index) == 50
     assert all(number < 50 for number, _ in index.nearest(vectors[70:71], 50)[0])
 

@@ -23,7 +23,7 @@ def test_grades_follow_the_rows(tmp_path):
 def test_always_retrieving_equals_closed_book_without_open_book_answers(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run", [row("a", side(True)), row("b", side(False))])])
     assert trial.open_book_right is None
-    assert trial.always_right.tolist() == [True, False]
+    assert trial.retrieved_right.tolist() == [True, False]
     assert trial.n_without_passages == 0
 
 

@@ -217,7 +217,7 @@ def test_a_guarantee_without_answer_length_ignores_the_length(tmp_path):
 
 
 def test_the_guarantee_holds_for_the_same_length_and_prompts(tmp_path):
-    folder = saved(tmp_path, max_tokens=32, open_prompts=AnswerPrompts().open_fingerprint)
+    folder = saved(tmp_path, max_tokens=32, open_prompts=AnswerPrompts().open_book_fingerprint)
     assert "does not hold" not in used(folder)
 
 

@@ -121,8 +121,8 @@ def test_a_distilled_judge_names_its_teacher(single, examples, base, tmp_path):
     notes = load_gate(str(out)).artifact.manifest["notes"]
     seen = len(examples.split.train)
     assert notes[0] == (
-        "distilled from the gate 'gate': its probability and the grade count half each; it was itself trained on "
-        f"{seen} of the {seen} rows, where it adds less"
+        "distilled from the gate 'gate': its probability and the grade count half each; the teacher was itself "
+        f"trained on {seen} of these {seen} rows and adds less to their labels"
     )
 
 

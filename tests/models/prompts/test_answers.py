@@ -109,11 +109,11 @@ def test_open_book_prompts_have_a_fingerprint_of_their_own():
     def reworded(key):
         templates = {lang: dict(texts) for lang, texts in PROMPTS.templates.templates.items()}
         templates["zh"][key] += " "
-        return AnswerPrompts(TemplateSet("own", templates)).open_fingerprint
+        return AnswerPrompts(TemplateSet("own", templates)).open_book_fingerprint
 
-    assert reworded("choice_open") != PROMPTS.open_fingerprint
-    assert reworded("choice_closed") == PROMPTS.open_fingerprint
-    assert AnswerPrompts(lang="zh").open_fingerprint != PROMPTS.open_fingerprint
+    assert reworded("choice_open") != PROMPTS.open_book_fingerprint
+    assert reworded("choice_closed") == PROMPTS.open_book_fingerprint
+    assert AnswerPrompts(lang="zh").open_book_fingerprint != PROMPTS.open_book_fingerprint
 
 
 class Small(FakeModel):

@@ -75,7 +75,7 @@ def test_only_the_embedded_llm_is_shown_sentences_and_its_closed_book_prompt_sta
     prompts, plain = load_answer_prompts(model=embedded), AnswerPrompts()
     question = Question("Who is the cook?")
     assert (prompts.fingerprint, prompts.closed(question)) == (plain.fingerprint, plain.closed(question))
-    assert prompts.open_fingerprint != plain.open_fingerprint
+    assert prompts.open_book_fingerprint != plain.open_book_fingerprint
     assert "Marguerite" in prompts.open(question, [CANTEEN]).text
     assert "soup" in plain.open(question, [CANTEEN]).text
     assert load_answer_prompts(model=FakeModel()) == plain

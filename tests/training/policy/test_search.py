@@ -126,7 +126,7 @@ def test_the_first_message_says_how_to_try_a_judge_where_none_is_tried(plain):
 def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(few):
     policy, messages = few
     assert policy.gate.threshold == ALWAYS_RETRIEVE
-    pattern = r"You gave 60 graded questions, (\d+) of them to choose on\. .* takes at least (\d+) to choose on"
+    pattern = r"You gave 60 graded questions, (\d+) of them to choose on\. At least (\d+) questions to choose on"
     n_fit, required = map(int, re.search(pattern, " ".join(policy.summary)).groups())
     assert n_fit < 60
     assert NetLoss(0, 0, required).upper() <= 0.03 < NetLoss(0, 0, required - 1).upper()
@@ -146,7 +146,10 @@ def test_a_policy_that_fails_on_the_test_questions_is_rejected_and_shown_with_th
     assert "points less; at most 1 is allowed" in rejected.failure
     card = (policy.path / "README.md").read_text(encoding="utf-8")
     assert f"| rejected: {rejected.name}, cross-validated | {rejected.result.searches:.1%} |" in card
-    assert "No policy passed all checks. The row 'rejected' shows the one that looked best" in policy.summary[1]
+    assert (
+        "No policy passed all checks. The row 'rejected' shows the results of the best-looking policy"
+        in policy.summary[1]
+    )
     assert rejected.failure in card
 
 

@@ -118,35 +118,39 @@ def _answer_with_gate(rag: AdaptiveRAG, gate: str, question: Question) -> Answer
 
 
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
-    """Return the answer without passages from the gated mode, or None.
+    """Return the answer that the gated mode gave without passages, or None.
 
-    If the gate retrieved, the complete draft is used.
+    If the gate retrieved, the draft is this answer, but only if it is complete.
 
     Args:
         gated: The answer of the gated mode.
         max_tokens: Maximum length of an answer, to tell whether the draft is complete.
     """
     if not gated.decision.retrieve:
-        return _keep_stages(gated, "read", "answer")
+        return _keep_stage_times(gated, "read", "answer")
     if gated.draft is None or not is_complete_draft(gated.draft, max_tokens):
         return None
     decision = replace(gated.decision, retrieve=False)
     closed_book = replace(gated, text=gated.draft.text, n_tokens=gated.draft.n_tokens, passages=(), decision=decision)
-    return _keep_stages(closed_book, "read")
+    return _keep_stage_times(closed_book, "read")
 
 
 def extract_open_book_answer(gated: Answer) -> Answer | None:
-    """Return the answer with passages from the gated mode, or None. It is returned even if the arbiter rejected it."""
+    """Return the answer that the gated mode gave with passages, even if the arbiter rejected it.
+
+    None if nothing was retrieved.
+    """
     if not gated.passages:
         return None
     answer = replace(gated, text=gated.choice.open) if gated.choice else gated
-    return _keep_stages(answer, "retrieve", "fit", "answer")
+    return _keep_stage_times(answer, "retrieve", "fit", "answer")
 
 
-def _keep_stages(answer: Answer, *stages: str) -> Answer:
-    """Return a copy of an answer with the times of these stages only.
+def _keep_stage_times(answer: Answer, *stages: str) -> Answer:
+    """Return a copy of an answer with the times of these stages only, and without its draft.
 
-    Stages are 'read', 'retrieve', 'fit' and 'answer'.
+    The stages are 'read' (reading the question and drafting), 'retrieve', 'fit' (choosing the passages that fit into the
+    prompt) and 'answer'.
     """
     seconds = {stage: duration for stage, duration in answer.seconds.items() if stage in stages}
     return replace(answer, seconds={**seconds, "total": sum(seconds.values())}, draft=None)

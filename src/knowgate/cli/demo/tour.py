@@ -213,7 +213,7 @@ def summarize_record(record: DemoRecord) -> str:
     saved = round((1 - fewest_searches.searched) * SAVINGS_QUESTIONS, -3)
     extra_calls = SAVINGS_QUESTIONS - saved  # after each search, the LLM answers a second time
     return (
-        f"Against always, in points of right answers: {gains} (95 % intervals). The first saves "
+        f"Against always searching, in points of right answers: {gains} (95 % intervals). The first saves "
         f"about {saved:,.0f} of {SAVINGS_QUESTIONS:,} searches for {extra_calls:,.0f} more LLM calls."
     )
 
@@ -301,8 +301,8 @@ def _print_record(console: Console) -> None:
     print_paragraph(
         console,
         f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads the draft and decides "
-        "whether to search; after a search, an arbiter chooses an answer. Arbiter: always search, then it chooses. "
-        "These models were kept because of this result, so it is too good. The policies in README were chosen on training "
+        "whether to search; after a search, an arbiter chooses an answer. Arbiter: always search, then the arbiter chooses. "
+        "The models were selected by this result, so expect less. The policies in README were chosen on training "
         "questions; their test questions were not fresh.",
     )
     block = "#" if console.options.ascii_only else "█"

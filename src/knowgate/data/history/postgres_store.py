@@ -96,14 +96,15 @@ class HnswIndex:
         """
         try:
             width_rows = self._database.read("SELECT value FROM meta WHERE key = 'width'")  # the length of a vector
-            # No width is stored before the first vector, and too long vectors cannot be indexed.
+            # Without a width, no vector is stored yet. Vectors that are too long cannot be indexed.
             self._has_given_up = not width_rows or int(width_rows[0][0]) > MAX_HNSW_WIDTH
             if not self._has_given_up and not self._is_valid():
+                # With the lock, only one process builds the index at a time.
                 self._database.execute_outside_transaction(BUILD_STATEMENTS, log.info, lock="graph")
         except KnowgateError as error:
             self._has_given_up = True
             log.warning("The log has no vector index, so searches are exact and slower: %s", error)
-        self._builder = None
+        self._builder = None  # the thread that runs this method ends here
 
 
 class PostgresHistory(store.HistoryStore):
@@ -117,8 +118,8 @@ class PostgresHistory(store.HistoryStore):
     """
 
     vector_column = "vector::real[]"
-    has_listed_id = "id IN (SELECT value::bigint FROM json_array_elements_text(?::json))"
-    contains_text = "strpos(lower(question), lower(?)) > 0"
+    listed_id_condition = "id IN (SELECT value::bigint FROM json_array_elements_text(?::json))"
+    text_condition = "strpos(lower(question), lower(?)) > 0"
     _database: PostgresDatabase
 
     def __init__(self, address: str, embedder: str | Embedder | None = None, *, exact_rows: int = EXACT_SCOPE_ROWS):
@@ -171,7 +172,7 @@ class PostgresHistory(store.HistoryStore):
     ) -> list[tuple[Neighbor, ...]]:
         """Find the k most similar logged questions for each question. Expired and excluded entries are left out."""
         check_k(k)
-        size = self._estimate_size(scope)
+        size = self._count_up_to_limit(scope)
         if not size:
             return [() for _ in questions]
         texts = [self._encode_text(question) for question in questions]
@@ -182,10 +183,13 @@ class PostgresHistory(store.HistoryStore):
             for text, vector in zip(texts, vectors, strict=True)
         ]
 
-    def _estimate_size(self, scope: HistoryScope) -> int:
-        """Count the entries of a scope, up to `exact_rows` + 1. Counting more would be slow."""
+    def _count_up_to_limit(self, scope: HistoryScope) -> int:
+        """Count the entries of a scope up to `exact_rows` + 1, because counting all of a large scope is slow.
+
+        Large scopes are remembered and not counted again.
+        """
         if scope not in self._large_scopes:
-            query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {store.IN_SCOPE} LIMIT ?) AS few"
+            query = f"SELECT count(*) FROM (SELECT 1 FROM entries WHERE {store.IN_SCOPE} LIMIT ?) AS first_rows"
             size = int(self._database.read(query, [*self._scope_values(scope), self._exact_rows + 1])[0][0])
             if size <= self._exact_rows:
                 return size
@@ -235,7 +239,3 @@ class PostgresHistory(store.HistoryStore):
 
     def _make_error(self, problem: str) -> Exception:
         return ArtifactError(f"the log {self.path} cannot be used: {problem}. Nothing was changed. Restore a backup.")
-
-    def close(self) -> None:
-        """Release the connections; the log can still be used."""
-        self._database.close()

@@ -177,8 +177,8 @@ class SqliteHistory(HistoryStore):
     """
 
     vector_column = "vector"
-    has_listed_id = "id IN (SELECT value FROM json_each(?))"
-    contains_text = "instr(lower(question), lower(?)) > 0"
+    listed_id_condition = "id IN (SELECT value FROM json_each(?))"
+    text_condition = "instr(lower(question), lower(?)) > 0"
     _database: SqliteDatabase
 
     def __init__(self, path: str | Path, embedder: str | Embedder | None = None):
@@ -238,10 +238,6 @@ class SqliteHistory(HistoryStore):
         pairs = zip(questions, hits, strict=True)
         return [_select_neighbors(question, question_hits, entries, exclude) for question, question_hits in pairs]
 
-    def close(self) -> None:
-        """Close the connection of this thread."""
-        self._database.close()
-
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
@@ -255,11 +251,12 @@ class SqliteHistory(HistoryStore):
             self._n_deletions[scope] = n_deletions
         index = self._indexes[scope]
         self._add_new_rows(index, scope)
-        # Whoever deletes a row erases it from the index on disk (ids up to `last_indexed_id`), but not from our memory.
+        # The process that deletes a row also erases it from the index on disk, which has the ids up to `last_indexed_id`.
+        # Only this process can drop deleted rows from its memory, which has the higher ids.
         if self._n_deletions[scope] != n_deletions:
             query = f"SELECT id FROM entries WHERE {IN_SCOPE} AND id > ?"
             rows = self._database.read(query, [*self._scope_values(scope), index.last_indexed_id])
-            index.keep({row[0] for row in rows})
+            index.keep_in_memory({row[0] for row in rows})
             self._n_deletions[scope] = n_deletions
         return index
 
@@ -275,7 +272,7 @@ class SqliteHistory(HistoryStore):
     def _create_index(self, scope: HistoryScope) -> VectorIndex:
         """Create the vector index of a scope, or open the stored one.
 
-        Equal random stamps show that log and index belong together.
+        The log and its index store the same random stamp. An index with another stamp is ignored.
         """
         width = len(self.embed(["width"])[0])  # vectors of all texts have the same length
         # The highest id that the log has ever used; the newest entry may have been deleted.
@@ -283,10 +280,11 @@ class SqliteHistory(HistoryStore):
         stamp = str(self._read_meta("stamp"))
         name = sha256_text(scope.tenant, scope.model, scope.prompts)[:16]
         index = VectorIndex(width, IndexLocation(self._index_folder, name, stamp))
-        if index.last_indexed_id > newest:  # the log was restored from a backup
-            # The stored index has rows that are gone. A different stamp makes the new index ignore it.
+        if index.last_indexed_id > newest:
+            # The log was restored from a backup, so the stored index has rows that the log lacks. With another stamp, that
+            # index is ignored, and an empty one is created.
             index = VectorIndex(width, IndexLocation(self._index_folder, name, f"{stamp} restored {newest}"))
-        if index.last_indexed_id < 0:
+        if index.last_indexed_id < 0:  # nothing is stored, so all rows will be loaded into memory
             index.reserve(self.count(scope))
         return index
 
@@ -301,9 +299,9 @@ class SqliteHistory(HistoryStore):
         """
         if not blobs:
             return np.empty((0, 0), np.float32)
-        lengths = {len(blob) / 4 if isinstance(blob, bytes) else 0.0 for blob in blobs}  # SQLite may hold other types
-        length = max(lengths)
-        if len(lengths) > 1 or length == 0 or not length.is_integer() or width not in (None, length):
+        sizes = {len(blob) if isinstance(blob, bytes) else 0 for blob in blobs}  # SQLite may hold other types
+        size = max(sizes)  # in bytes
+        if len(sizes) > 1 or size == 0 or size % 4 or width not in (None, size // 4):
             raise self._make_error("the vectors differ in length, or come from another embedding model")
         vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
         if not float(np.abs(vectors).max()) < MAX_VECTOR_VALUE:

@@ -44,6 +44,7 @@ class SqlDatabase(Protocol):
     def path(self) -> Path | str: ...
     def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]: ...
     def transaction(self) -> AbstractContextManager[Any]: ...
+    def close(self) -> None: ...
 
 
 class HistoryStore:
@@ -53,8 +54,8 @@ class HistoryStore:
 
     Attributes:
         vector_column: SQL expression that reads a vector.
-        has_listed_id: SQL condition for rows whose id is in a JSON list.
-        contains_text: SQL condition for questions that contain a text, in upper or lower case.
+        listed_id_condition: SQL condition for rows whose id is in a JSON list.
+        text_condition: SQL condition for questions that contain a text, in upper or lower case.
 
     Args:
         database: Database of the log.
@@ -62,8 +63,8 @@ class HistoryStore:
     """
 
     vector_column: ClassVar[str]
-    has_listed_id: ClassVar[str]
-    contains_text: ClassVar[str]
+    listed_id_condition: ClassVar[str]
+    text_condition: ClassVar[str]
 
     def __init__(self, database: SqlDatabase, embedder: str | Embedder | None):
         self._database = database
@@ -83,7 +84,7 @@ class HistoryStore:
         return self._read_meta(FINGERPRINT_KEY)
 
     def embed(self, questions: Sequence[str]) -> Vector:
-        """Embed questions, after checking the embedding of the log."""
+        """Embed questions. The first call checks that the log was filled with the same embedding model."""
         if not self._is_embedder_checked:
             self._check_embedding(self.embedding_fingerprint)
         return self._embedder.embed(list(questions))
@@ -152,7 +153,7 @@ class HistoryStore:
         return len(entries)
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
-        """Delete entries for good, with their vectors and their traces in files.
+        """Delete entries for good, with their vectors and with the copies that the database files still hold.
 
         Args:
             ids: Delete the entries with these ids.
@@ -161,17 +162,17 @@ class HistoryStore:
         Returns:
             The number of deleted entries.
         """
-        n_deleted = self._delete(self.has_listed_id, [json.dumps(list(ids))]) if ids else 0
+        n_deleted = self._delete(self.listed_id_condition, [json.dumps(list(ids))]) if ids else 0
         if contains:
-            n_deleted += self._delete(self.contains_text, [self._encode_text(contains)])
+            n_deleted += self._delete(self.text_condition, [self._encode_text(contains)])
         return n_deleted
 
     def prune(self, *, keep_scope: HistoryScope | None = None) -> int:
-        """Delete expired or outdated entries, and return their number.
+        """Delete expired and outdated entries, and return their number.
 
         Args:
-            keep_scope: Also delete the entries of the same tenant that belong to other models or prompts. None deletes
-                no such entries.
+            keep_scope: The scope in use. Entries of its tenant with another model or other prompts are outdated. None
+                deletes expired entries only.
         """
         n_deleted = self._delete("expires <= ?", [time.time()])
         if keep_scope is not None:
@@ -245,9 +246,9 @@ class HistoryStore:
         return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
 
     def sample(self, k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()) -> tuple[Neighbor, ...]:
-        """Draw k logged questions of a scope at random, always the same ones.
+        """Draw k logged questions of a scope at random. The same log gives the same questions.
 
-        Used as examples when no similar questions are known (cold start).
+        They serve as examples when no similar questions are known (cold start).
         """
         query = f"SELECT id, label FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])
@@ -260,9 +261,13 @@ class HistoryStore:
 
     def _load_entries(self, ids: Iterable[int]) -> dict[int, LogEntry]:
         """Load entries by row id, without deleted ones."""
-        query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {self.has_listed_id}"
+        query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {self.listed_id_condition}"
         rows = self._database.read(query, [json.dumps(list(ids))])
         return {row[0]: self._parse_entry(row) for row in rows}
+
+    def close(self) -> None:
+        """Close the connections to the database: all to PostgreSQL, those of this thread to SQLite. Later calls reopen them."""
+        self._database.close()
 
     def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
         """Parse a row of the table. An invalid row means a damaged log."""
@@ -317,12 +322,16 @@ def copy_history(source: HistoryStore, target: HistoryStore) -> int:
 
 
 def deduplicate_neighbors(candidates: Iterable[tuple[LogEntry, float]]) -> list[Neighbor]:
-    """Keep one neighbor per question: the entry with the most trusted label."""
+    """Keep one neighbor per question: the entry with the most trusted label.
+
+    Args:
+        candidates: Pairs of an entry and its similarity to the current question.
+    """
     by_key: dict[str, Neighbor] = {}
     for entry, similarity in candidates:
         earlier = by_key.get(entry.key)
         if earlier is None or entry.trust > earlier.weight:
             by_key[entry.key] = Neighbor(
-                entry.question, entry.label, similarity, entry.outcome, entry.source, entry.trust
+                entry.question, entry.label, similarity, entry.outcome, entry.source, weight=entry.trust
             )
     return list(by_key.values())

@@ -103,17 +103,18 @@ class AnnIndex:
         The candidates from faiss are scored again, exactly.
         """
         faiss = _import_faiss()
-        # Search as many lists as hold `MIN_PROBED_ROWS` rows, and at least four rows for each hit.
+        # faiss stores similar rows in one list, and searches the lists that are most similar to the query.
         rows_per_list = max(1, len(self) // self.index.nlist)
         n_lists = math.ceil(max(MIN_PROBED_ROWS, 4 * k) / rows_per_list)
         parameters = faiss.SearchParametersIVF(nprobe=min(self.index.nlist, n_lists))
         n_candidates = min(k + EXTRA_RESCORED, len(self))
         _, id_rows, vector_rows = self.index.search_and_reconstruct(query[None], n_candidates, params=parameters)
         ids, vectors = id_rows[0], vector_rows[0]  # there is only one query
-        order = np.argsort(ids, kind="stable")  # by id, so that ties are broken as in exact search
-        order = order[ids[order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
-        hits = score_rows(np.ascontiguousarray(vectors[order]), np.arange(len(order)), query).top(k)
-        return _make_hits(ids[order], hits)
+        # Sorted by id, because of rows with equal scores, the lower id comes first, as in exact search.
+        order = np.argsort(ids, kind="stable")
+        order = order[ids[order] >= 0]  # if faiss finds too few rows, it fills the result with the id -1
+        sorted_ids, sorted_vectors = ids[order], np.ascontiguousarray(vectors[order])
+        return _make_hits(sorted_ids, score_rows(sorted_vectors, np.arange(len(sorted_ids)), query).top(k))
 
 
 def _import_faiss() -> Any:
@@ -195,11 +196,12 @@ def _remove_older_files(location: IndexLocation, newest: Path) -> None:
 
 def erase_rows(folder: Path, ids: Sequence[int]) -> None:
     """Remove rows from all stored indexes of a folder. Deleted questions leave no vectors on disk."""
-    for file in folder.glob("*.npy"):  # indexes of earlier versions
+    for file in folder.glob("*.npy"):  # indexes that earlier versions of knowgate wrote
         file.unlink()
     if not has_faiss():
         return
     for manifest_file in folder.glob("*.json"):
+        # An index that cannot be read is never used, and is replaced when the log is next searched.
         with contextlib.suppress(BadInput, OSError, ValueError, RuntimeError):
             manifest = _read_manifest(manifest_file)
             location = IndexLocation(folder, manifest_file.stem, manifest.stamp)
@@ -260,8 +262,8 @@ class VectorIndex:
             self._max_norm = max(self._max_norm, max_row_norm(vectors))
             self._size = end
 
-    def keep(self, ids: set[int]) -> None:
-        """Keep only the rows with these ids in memory. Rows in the faiss index are not affected."""
+    def keep_in_memory(self, ids: set[int]) -> None:
+        """Drop all rows from memory except those with these ids. Rows in the faiss index are not affected."""
         with self._lock:
             self._keep_rows(np.isin(self._ids[: self._size], list(ids)))
 

@@ -85,9 +85,10 @@ def read_csv(value: str) -> Iterator[Question]:
     """Read the questions of a CSV file with a header. Example of `value`: 'FILE?question=q'."""
     path, query = parse_file_spec(value)
     options = records.parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
-    if len(options.get("sep", ",")) != 1:
-        raise BadSetting(f"the separator sep='{options['sep'][:20]}' must be a single character, such as ';'.")
-    rows = read_csv_rows(path, options.get("sep", ""))
+    separator = options.get("sep")
+    if separator is not None and len(separator) != 1:
+        raise BadSetting(f"the separator sep='{separator[:20]}' must be a single character, such as ';'.")
+    rows = read_csv_rows(path, separator)
     return records.convert_records(rows, records.override_fields(TABLE_FIELDS, options))
 
 
@@ -163,12 +164,12 @@ def read_parquet_rows(path: Path) -> RowIterator:
         raise BadInput(f"{path} cannot be read as Parquet: {str(error)[:200]}. Check that it is complete.") from None
 
 
-def read_csv_rows(path: Path, separator: str) -> RowIterator:
+def read_csv_rows(path: Path, separator: str | None) -> RowIterator:
     """Yield (location, row) for each row of a CSV file. A row maps column names to texts.
 
     Args:
         path: The file.
-        separator: Separates the cells of a line; "" to detect it from the header.
+        separator: Separates the cells of a line; None to detect it from the header.
     """
     csv.field_size_limit(MAX_CELL_CHARS)
     with open_text(path) as file:
@@ -203,7 +204,7 @@ def read_export_records(path: Path) -> RowIterator:
     if suffix == ".parquet":
         yield from read_parquet_rows(path)
     elif suffix == ".csv":
-        yield from read_csv_rows(path, "")
+        yield from read_csv_rows(path, separator=None)
     elif suffix == ".json":
         yield from _read_json_list(path)
     else:

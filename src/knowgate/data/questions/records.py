@@ -40,7 +40,7 @@ class PassageRecord:
 
     ignore_unknown: ClassVar[bool] = True
     text: str
-    id: Scalar | None = None  # None for the position in the list
+    id: Scalar | None = None  # if None, the position in the list is the id
     title: str | None = None
 
 
@@ -146,7 +146,8 @@ def parse_query_options(query: str, known: Sequence[str], source: str) -> dict[s
 
 
 def override_fields(mapping: FieldMapping, options: Mapping[str, str]) -> FieldMapping:
-    """Replace fields of a mapping by the fields named in the data spec."""
+    """Replace the field names of a mapping by those that a data spec gives, as in 'csv:FILE?question=q'."""
+    # Only the named field is tried, so the tuple of names has one item.
     fields = {name: (options[name],) for name in ("question", "answers", "id", "answer") if options.get(name)}
     return replace(mapping, split=options.get("split", mapping.split), **fields)
 
@@ -204,7 +205,10 @@ def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -
 
 
 def extract_text(value: Any, depth: int = 0) -> str:
-    """Extract the text of a recorded value, or "". Of a list of chat messages, the last one counts."""
+    """Extract the text of a recorded value, or "".
+
+    Of a list of chat messages, the last one counts that is not from the system or a tool.
+    """
     value = parse_nested_json(value)
     if isinstance(value, str):
         return value
@@ -214,7 +218,8 @@ def extract_text(value: Any, depth: int = 0) -> str:
         return ""
     if isinstance(value, list):
         for item in reversed(value):
-            if not isinstance(item, Mapping) or item.get("role") not in ("system", "tool"):
+            is_skipped = isinstance(item, Mapping) and item.get("role") in ("system", "tool")
+            if not is_skipped:
                 return extract_text(item, depth + 1)
     return _extract_field_text(value, depth + 1) if isinstance(value, Mapping) else ""
 
@@ -234,7 +239,7 @@ def parse_nested_json(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:
-        return parse_json(value, "it")
+        return parse_json(value, where="nested value")
     except BadInput:
         return value
 

@@ -166,8 +166,8 @@ ColumnsType = TypeVar("ColumnsType", bound=LabelColumns)
 
 
 def fill_columns(columns: ColumnsType, known: Mapping[str, NDArray[Any]]) -> ColumnsType:
-    """Set columns with known values, to avoid computing them."""
-    vars(columns).update(known)  # a cached property takes its value from here
+    """Store known values in the cached properties of `columns`, so that they are not computed, and return `columns`."""
+    vars(columns).update(known)  # where `cached_property` stores a computed value, under its name
     return columns
 
 

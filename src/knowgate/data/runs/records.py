@@ -148,10 +148,10 @@ class TableScores:
         """Return the scores of the rows with these indices."""
         return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
 
-    def use_raw_scores(self) -> TableScores | None:
-        """Return the scores of a gate variant that decides by raw scores, or None.
+    def make_raw_variant(self) -> TableScores | None:
+        """Return the scores of the gate variant 'NAME,verdict=own', which decides by the scores before calibration.
 
-        Raw scores are probabilities before calibration.
+        None if these raw scores were not recorded.
         """
         if self.raw is None:
             return None
@@ -218,13 +218,13 @@ def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
     Raises:
         ArtifactError: A record is damaged.
     """
-    for needs, where in _read_records(run, NEEDS_FILE, RecordedNeeds, "gate scores"):
-        if needs.raw and needs.raw.keys() != needs.needs.keys():
+    for record, where in _read_records(run, NEEDS_FILE, RecordedNeeds, "gate scores"):
+        if record.raw and record.raw.keys() != record.needs.keys():
             raise ArtifactError(
-                f"{where}: gate '{needs.gate}' must have a calibrated and a raw score for every question. Delete {NEEDS_FILE}, "
+                f"{where}: gate '{record.gate}' must have a calibrated and a raw score for every question. Delete {NEEDS_FILE}, "
                 "then evaluate the gate again."
             )
-        yield needs
+        yield record
 
 
 def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
@@ -255,45 +255,54 @@ def load_scores(runs: Sequence[Path], ids: NDArray[np.str_], run_index: NDArray[
         ids: Question id of each row.
         run_index: Index into `runs` of each row.
     """
-    columns: dict[str, TableScores] = {}  # of the gates that all runs so far have recorded
-    for run, path in enumerate(runs):
-        rows = np.flatnonzero(run_index == run)  # the rows of this run
+    scores: dict[str, TableScores] = {}  # by gate; only the gates that all runs so far have recorded
+    for run_number, path in enumerate(runs):
+        rows = np.flatnonzero(run_index == run_number)  # the rows of this run
         updated: dict[str, TableScores] = {}
         for recorded in iterate_needs(path):
-            column = _start_scores(recorded, len(ids)) if run == 0 else columns.get(recorded.gate)
-            if column is not None:  # None if an earlier run has not recorded the gate
-                _fill_scores(column, recorded, rows, ids[rows])
-                updated[recorded.gate] = _merge_record(column, recorded, share=1 / (run + 1))
-        columns = updated  # without the gates that this run has not recorded
-    return columns
+            gate_scores = _make_empty_scores(recorded, len(ids)) if run_number == 0 else scores.get(recorded.gate)
+            if gate_scores is not None:  # None if an earlier run has not recorded the gate
+                _fill_scores(gate_scores, recorded, rows, ids[rows])
+                # With this weight, all runs so far count equally in the means.
+                updated[recorded.gate] = _merge_record(gate_scores, recorded, weight=1 / (run_number + 1))
+        scores = updated  # without the gates that this run has not recorded
+    return scores
 
 
-def _fill_scores(column: TableScores, recorded: RecordedNeeds, rows: RowNumbers, ids: NDArray[np.str_]) -> None:
-    """Write the recorded scores of one run into the rows of a column."""
-    column.needs[rows] = [recorded.needs.get(row_id, np.nan) for row_id in ids]
-    if column.raw is not None:
-        column.raw[rows] = [recorded.raw.get(row_id, np.nan) for row_id in ids]
+def _fill_scores(scores: TableScores, recorded: RecordedNeeds, rows: RowNumbers, ids: NDArray[np.str_]) -> None:
+    """Write the recorded scores of one run into the table rows of this run, whose question ids are `ids`."""
+    scores.needs[rows] = [recorded.needs.get(row_id, np.nan) for row_id in ids]
+    if scores.raw is not None:
+        scores.raw[rows] = [recorded.raw.get(row_id, np.nan) for row_id in ids]
 
 
-def _start_scores(item: RecordedNeeds, n_rows: int) -> TableScores:
-    """Make the column of a gate, with scores still empty (NaN)."""
-    raw = np.full(n_rows, np.nan) if item.raw else None
-    needs = np.full(n_rows, np.nan)
-    return TableScores(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
+def _make_empty_scores(recorded: RecordedNeeds, n_rows: int) -> TableScores:
+    """Return the scores of a recorded gate for a table of `n_rows` rows, all of them still NaN."""
+    raw = np.full(n_rows, np.nan) if recorded.raw else None
+    names = ("gate", "threshold", "about", "seconds", "far", "scoring")  # fields that both classes have
+    return TableScores(**{name: getattr(recorded, name) for name in names}, needs=np.full(n_rows, np.nan), raw=raw)
 
 
-def _merge_record(column: TableScores, item: RecordedNeeds, share: float) -> TableScores:
-    """Merge the record of the next run into the column of a gate. Numbers are averaged, with `share` as the weight."""
+def _merge_record(scores: TableScores, recorded: RecordedNeeds, weight: float) -> TableScores:
+    """Merge the record of the next run into the scores of a gate.
+
+    The seconds, and the share of far questions, become weighted means.
+
+    Args:
+        scores: The scores of the gate in the runs so far.
+        recorded: The record of the next run.
+        weight: The weight of the next run in the means, from 0 to 1.
+    """
 
     def average(first: float | None, second: float | None) -> float | None:
-        return None if first is None or second is None else (1 - share) * first + share * second
+        return None if first is None or second is None else (1 - weight) * first + weight * second
 
     return replace(
-        column,
-        seconds=average(column.seconds, item.seconds),
-        far=average(column.far, item.far),
-        scoring=column.scoring if column.scoring == item.scoring else "",
-        raw=column.raw if item.raw else None,
+        scores,
+        seconds=average(scores.seconds, recorded.seconds),
+        far=average(scores.far, recorded.far),
+        scoring=scores.scoring if scores.scoring == recorded.scoring else "",
+        raw=scores.raw if recorded.raw else None,  # kept only if every run recorded raw scores
     )
 
 

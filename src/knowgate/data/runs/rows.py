@@ -131,12 +131,13 @@ def list_graders(row: LabelRow) -> list[str]:
 
 
 def select_grader(row: LabelRow, grader: str) -> LabelRow:
-    """Return a copy of a row, graded by another grader with stored verdicts. Answers without a verdict get no grade.
+    """Return a row with the grades that another grader stored for its answers. Answers without them get no grade.
 
     Args:
         row: Label row.
         grader: Name of a grader, such as 'recorded', 'contains' or 'judge:implies:MODEL'. 'judge' means any judge.
     """
+    # Multiple-choice answers are graded by their letter, whichever grader that compares strings is asked for.
     if _is_named(row.grader, grader) or (row.grader == CHOICE_GRADER and grader in STRING_GRADERS):
         return row
     # The stored name may be longer, as 'judge:implies:MODEL' for 'judge'.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Generic, TypeVar, overload
 
 import numpy as np
@@ -138,7 +137,7 @@ class StoredRows(LazySequence[LabelRow]):
                 row = row_from_json(record, str(folder.path))
                 yield select_grader(row, self.grader) if self.grader else row
 
-    def select(self, numbers: RowNumbers) -> StoredRows:
+    def make_view(self, numbers: RowNumbers) -> StoredRows:
         """Return the rows with these indices, still on disk."""
         return StoredRows(self.folders, self.run_index[numbers], self.offsets[numbers], self.grader)
 
@@ -163,22 +162,21 @@ class StoredReadings(LazySequence[Reading]):
             yield from self.load(batch, list(self.rows.take(batch)))
 
     def load(self, numbers: RowNumbers, rows: Sequence[LabelRow]) -> list[Reading]:
-        """Rebuild the readings of rows that were already read from disk.
+        """Return the readings of some rows, with hidden states from disk.
 
         Args:
             numbers: Indices of the rows in the table.
-            rows: The rows, in the same order.
+            rows: The rows themselves, in the same order, which the caller has read already.
         """
         readings: list[Reading] = []
-        remaining = iter(rows)
         for run, group in _group_by_run(self.rows.run_index, numbers):
-            rows_of_run = list(islice(remaining, len(group)))
-            readings += load_readings(self.rows.folders[run], rows_of_run, self.layers[run])
+            rows_of_group = rows[len(readings) : len(readings) + len(group)]  # each earlier row has given one reading
+            readings += load_readings(self.rows.folders[run], rows_of_group, self.layers[run])
         return readings
 
-    def select(self, numbers: RowNumbers) -> StoredReadings:
+    def make_view(self, numbers: RowNumbers) -> StoredReadings:
         """Return the readings with these indices, still on disk."""
-        return StoredReadings(self.rows.select(numbers), self.layers)
+        return StoredReadings(self.rows.make_view(numbers), self.layers)
 
 
 @dataclass(frozen=True, eq=False)

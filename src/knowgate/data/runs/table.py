@@ -87,24 +87,26 @@ class LabelTable(LabelColumns):
 
     @property
     def open_book_right(self) -> BoolArray | None:
-        """For each row, whether the answer with passages is right, or None.
+        """Whether the answer with passages is right, for each row. None if no row has such an answer.
 
-        Without found passages, the closed-book answer counts.
+        In a row without passages, because the search found none, the closed-book answer counts.
         """
         return self.final_right if self.has_open_book_answer.any() else None
 
     @property
-    def always_right(self) -> BoolArray:
-        """Whether the answer of always retrieving is right. If no row has an open-book answer, the closed-book one counts."""
+    def retrieved_right(self) -> BoolArray:
+        """Whether each answer is right if passages are always retrieved.
+
+        If no row has an open-book answer, the closed-book answers count.
+        """
         return self.closed_book_right if self.open_book_right is None else self.open_book_right
 
     @property
     def iterative_right(self) -> BoolArray | None:
-        """For each row, whether the answer after several rounds of retrieval is right.
+        """Whether the answer after several rounds of retrieval is right, for each row.
 
-        None if no such answers were labeled.
+        None unless there are open-book answers (with passages), and every row with one also has an iterative answer.
         """
-        # If iterative answers were labeled, every row with an open-book answer (with passages) has one.
         is_complete = self.has_iterative_answer[self.has_open_book_answer].all()
         return self.final_iterative_right if self.has_open_book_answer.any() and is_complete else None
 
@@ -134,18 +136,21 @@ class LabelTable(LabelColumns):
         column = self.recorded_needs.get(gate)
         if column is None and gate.endswith(OWN_VERDICT):
             base = self.recorded_needs.get(gate.removesuffix(OWN_VERDICT))
-            column = base.use_raw_scores() if base is not None else None
+            column = base.make_raw_variant() if base is not None else None
         return column
 
     def get_slice_values(self, dimension: str) -> NDArray[np.object_]:
-        """Return the group of each row along a dimension: 'language' gives ['en', None, ...]. None means unknown."""
+        """Return the group of each row along a dimension: 'language' gives ['en', None, ...]. None means unknown.
+
+        A slice is a pair of a dimension and a group, such as ('language', 'en').
+        """
         if dimension == ANSWER_FREQUENCY:
             counts = [None if count < 0 else count for count in self.answer_frequencies.tolist()]
             return np.array(assign_frequency_thirds(counts), dtype=object)
-        # `slices` holds (dimension, group) pairs for each row. Millions of rows share few distinct ones.
-        slices = self.slices.tolist()
-        groups = {row_slices: dict(row_slices).get(dimension) for row_slices in set(slices)}
-        return np.array([groups[row_slices] for row_slices in slices], dtype=object)
+        slices_by_row = self.slices.tolist()  # a tuple of slices for each row
+        # Millions of rows share few distinct tuples, so the group of each tuple is found only once.
+        groups = {slices: dict(slices).get(dimension) for slices in set(slices_by_row)}
+        return np.array([groups[slices] for slices in slices_by_row], dtype=object)
 
     def split_by_run(self) -> list[RunRows]:
         """Return the row numbers of each run."""
@@ -176,8 +181,8 @@ class LabelTable(LabelColumns):
             return [self.rows[number] for number in chosen], [self.readings[number] for number in chosen]
         assert isinstance(self.readings, storage.StoredReadings)
         if len(chosen) > MAX_ROWS_IN_MEMORY:
-            return self.rows.select(chosen), self.readings.select(chosen)
-        rows = list(self.rows.take(chosen))
+            return self.rows.make_view(chosen), self.readings.make_view(chosen)  # they stay on disk
+        rows = list(self.rows.take(chosen))  # read from disk now
         return rows, self.readings.load(chosen, rows)
 
     def chunks(self) -> Iterator[LabelTable]:
@@ -315,7 +320,9 @@ class _TableBuilder:
     def build(
         self, folders: Sequence[RunFolder], layers: Sequence[int] | None
     ) -> tuple[LabelColumns, NDArray[np.int32]]:
-        """Build the columns of all collected rows. If there are too many rows, rows are read from disk on access.
+        """Build the columns of all collected rows.
+
+        If there are too many rows for memory, the rows are read from disk on access, and only the columns are in memory.
 
         Args:
             folders: Folders of the runs.
@@ -332,7 +339,7 @@ class _TableBuilder:
         if not self._is_on_disk:
             readings = stored_readings.load(np.arange(len(self)), self._rows)
             return LabelColumns(self._rows, readings), run_index
-        self._convert_to_columns()
+        self._convert_to_columns()  # the rows that are still in memory
         return fill_columns(LabelColumns(stored_rows, stored_readings), self._pop_columns()), run_index
 
     def _pop_columns(self) -> dict[str, NDArray[Any]]:

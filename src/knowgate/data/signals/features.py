@@ -165,10 +165,11 @@ FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
 
 
 def describe_feature(name: str, value: float) -> str:
-    """Describe the value of a feature in words, to explain a decision. Scores of gates are shown as a percentage."""
+    """Describe a feature and its value in words, to explain a decision to users."""
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)
-    if probe is None:
-        return f"{name} (need {100 * sigmoid(value):.0f} %)"  # sigmoid turns a logit into a probability
+    if probe is None:  # the feature is the score of a gate, as a logit
+        return f"{name} (need {100 * sigmoid(value):.0f} %)"
+    # The logit of a probe (a classifier on hidden states) says nothing to users, so only its input is named.
     return f"its hidden states {POSITION_WORDS[probe['position']]} the answer"

@@ -41,7 +41,11 @@ def mastery(correct: Sequence[bool | None]) -> float | None:
 
 
 def certainty(answers: Sequence[str]) -> float | None:
-    """Return how much sampled answers agree, from 0 to 1. It is one minus the entropy of the distinct answers."""
+    """Return how much sampled answers agree, from 0 to 1, or None for fewer than two answers.
+
+    This is 1 minus the entropy of the distinct answers. The logarithms have the base n, so the entropy of n different
+    answers is 1.
+    """
     n = len(answers)
     if n < 2:
         return None
@@ -93,6 +97,7 @@ def log_determinant(states: Vector, alpha: float = SEAKR_ALPHA) -> float:
 
     Formula: (1 / n) log det(Z J Z^T + alpha I). Z holds the states. J centers them.
     """
+    # log det is the sum of the logs of the eigenvalues. Rounding can make an eigenvalue slightly negative.
     eigenvalues = np.linalg.eigvalsh(_compute_gram(states))
     return float(np.log(np.maximum(eigenvalues, 0.0) + alpha).mean())
 
@@ -102,23 +107,25 @@ def log_mean_square(states: Vector) -> float:
     return float(np.log(max(float(np.diag(_compute_gram(states)).mean()), MIN_MEAN_SQUARE)))
 
 
-def relative_dispersion(log_det: float, size: float, n: int, alpha: float = SEAKR_ALPHA) -> float:
+def relative_dispersion(log_det: float, log_square: float, n: int, alpha: float = SEAKR_ALPHA) -> float:
     """Scale the log-determinant of hidden states, from 0 (all equal) to 1 (orthogonal).
 
-    This removes the effect of their length.
+    Without scaling, long vectors would have a higher log-determinant than short ones.
 
     Args:
         log_det: Result of `log_determinant`.
-        size: Result of `log_mean_square`.
+        log_square: Result of `log_mean_square`.
         n: Number of states.
         alpha: Regularization of the log-determinant.
 
     Returns:
         A number from 0 to 1.
     """
-    # Equal states have one eigenvalue of n times the mean square, and n - 1 of zero. Orthogonal ones have n equal ones.
-    smallest = (np.logaddexp(math.log(n) + size, math.log(alpha)) + (n - 1) * math.log(alpha)) / n
-    largest = np.logaddexp(size, math.log(alpha))
+    log_alpha = math.log(alpha)  # `log_determinant` adds alpha to each eigenvalue
+    # If all states are equal, one eigenvalue is n times the mean square, and the other n - 1 are zero.
+    smallest = (np.logaddexp(math.log(n) + log_square, log_alpha) + (n - 1) * log_alpha) / n
+    # If all states are orthogonal, each of the n eigenvalues is the mean square.
+    largest = np.logaddexp(log_square, log_alpha)
     if largest <= smallest:
         return 0.0
     return float(np.clip((log_det - smallest) / (largest - smallest), 0.0, 1.0))

@@ -49,27 +49,28 @@ def draft_texts(readings: Sequence[Reading]) -> list[str]:
     return [cut_answer(reading.draft.text) if reading.draft else "" for reading in readings]
 
 
-def text_features(embedder: Embedder, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Vector:
-    """Join two embeddings per question: the question alone, and with its draft.
+def text_features(embedder: Embedder, questions: Sequence[Question], texts: Sequence[str], max_words: int) -> Vector:
+    """Join two embeddings per question: of the question alone, and of the question with its draft.
 
     Args:
         embedder: Sentence embedding.
         questions: The questions.
         texts: Draft of each question.
-        tokens: Number of words of the draft that are used.
+        max_words: Number of words of the draft that are used.
     """
     queries = [render_choices(question) for question in questions]
-    with_drafts = [f"{query}\n{truncate_words(text, tokens)}" for query, text in zip(queries, texts, strict=True)]
-    vectors = [check_vectors(embedder.embed(part), len(queries)) for part in (queries, with_drafts)]
+    with_drafts = [f"{query}\n{truncate_words(text, max_words)}" for query, text in zip(queries, texts, strict=True)]
+    vectors = [check_vectors(embedder.embed(inputs), len(inputs)) for inputs in (queries, with_drafts)]
     return np.hstack(vectors).astype(np.float32)
 
 
 def hash_wording(texts: Sequence[str]) -> Vector:
-    """Represent the wording of each text by hashed counts of character n-grams. Rows have length 1."""
+    """Represent the wording of each text by counts of its character n-grams (feature hashing). Rows have length 1."""
     counts = np.zeros((len(texts), WORDING_WIDTH), dtype=np.float32)
     for row, text in zip(counts, texts, strict=True):
         for ngram in _iterate_ngrams(text):
             code = zlib.crc32(ngram.encode())
+            # The highest bit of the hash chooses the sign, so that n-grams with the same index cancel out on average.
             row[code % WORDING_WIDTH] += 1 if code >> 31 else -1
     counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
     return counts

@@ -248,7 +248,7 @@ def _evaluate_choice(choice: GateChoice, runs: list[Path], max_loss: float) -> E
 def _describe_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
     """Say how many answers are right: with the gate, always retrieving, and without passages."""
     table = evaluation.table
-    always, never = int(table.always_right.sum()), int(table.closed_book_right.sum())
+    always, never = int(table.retrieved_right.sum()), int(table.closed_book_right.sum())
     baselines = f"{always} with retrieval for each, {never} from memory"
     if choice.gate == ALWAYS_RETRIEVE_GATE:
         return f"of {len(table.rows)} questions, answered right: {baselines}."

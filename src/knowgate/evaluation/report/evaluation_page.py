@@ -170,7 +170,7 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
         f"How skipping searches with {policy.name} changes accuracy in each part of the questions, including those it "
         "was chosen on. Below 0, answers are lost."
     )
-    changes = policy.right.astype(float) - evaluation.table.always_right
+    changes = policy.right.astype(float) - evaluation.table.retrieved_right
     slices = recommendation.measure_slice_changes(evaluation, changes, MIN_SLICE_QUESTIONS)
     content = html.render_remark("All questions are of one kind.")
     if slices:
@@ -184,7 +184,7 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
     intro = f"Decisions that {policy.name} was most certain of, with the need for retrieval. Click to open."
     if not evaluation.table.has_text.any():
         intro += f" {html.NO_QUESTION_TEXTS}"
-    closed_book_right, open_book_right = evaluation.table.closed_book_right, evaluation.table.always_right
+    closed_book_right, open_book_right = evaluation.table.closed_book_right, evaluation.table.retrieved_right
     skips = policy.skips
     kinds = {
         "Good skips: right without a search": skips & closed_book_right,
@@ -208,7 +208,7 @@ def _render_example(evaluation: Evaluation, policy: HighlightedPolicy, row: int)
     if policy.skips[row]:
         decision, is_right = "skipped", table.closed_book_right[row]
     else:
-        decision, is_right = "retrieved for", table.always_right[row]
+        decision, is_right = "retrieved for", table.retrieved_right[row]
     css_class = "helped" if is_right else "harmed"
     mark = f'<span class="change {css_class}">{need:.2f}</span>'
     return html.render_question(table.rows[row], mark, f"need {need:.3f}, {decision}")

@@ -80,7 +80,8 @@ def _check_belief(arbiter: Arbiter, pair: AnswerPair, belief: Belief) -> None:
         if not (math.isfinite(probability) and 0 <= probability <= 1):
             raise ModelError(
                 f"arbiter '{arbiter.name}' returned the probability {probability} for '{pair.question.text[:60]}'. A "
-                "probability must be a number from 0 to 1."
+                "probability must be a number from 0 to 1.",
+                brief=f"arbiter '{arbiter.name}' returned the probability {probability}, which is not from 0 to 1",
             )
 
 

@@ -113,7 +113,7 @@ def arbitrate(
         preferred = _complete_beliefs(run.path, rows, named, on_progress).from_memory
         from_memory[run.numbers] = [row.id in preferred for row in rows]
     # The grade of the chosen answer: of the closed-book answer, or of the one that always retrieving gives.
-    right = np.where(from_memory, table.closed_book_right, table.always_right)
+    right = np.where(from_memory, table.closed_book_right, table.retrieved_right)
     return ArbiterChoices(named.name, named.fingerprint, from_memory, right)
 
 

@@ -316,7 +316,7 @@ def _score_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices
     """Score a gate on a table, and add the grades of all answers."""
     needs = score_gate(table, gate).needs
     arbitrated_right = None if choices is None else choices.right
-    return GateOutcomes(needs, table.closed_book_right, table.always_right, arbitrated_right)
+    return GateOutcomes(needs, table.closed_book_right, table.retrieved_right, arbitrated_right)
 
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> str:

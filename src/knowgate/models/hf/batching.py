@@ -19,9 +19,10 @@ from knowgate.core.stop_flag import check_stop_flag
 from knowgate.errors import DeviceError, ModelError, OutOfMemory, get_cause
 from knowgate.types import Result
 
-MAX_FREE_SHARE = 0.6  # share of the free memory that a pass may take, including what PyTorch's allocator caches
+MAX_SHARE_OF_AVAILABLE = 0.6  # maximum share of `GpuMemory.available` that a forward pass may take
 MAX_TOTAL_SHARE = 0.8  # maximum share of the whole GPU that this process may hold
-# Share of the free memory that batches are planned for: what was measured on a GPU. Caches that are copied can double it.
+# Share of `GpuMemory.available` that batches are planned for, from measurements on a GPU. Copies of the cache can double
+# what a batch takes.
 PLANNED_SHARE = 0.25
 PLANNED_ANSWER_TOKENS = 64  # assumed length of an answer when memory is estimated
 # cuDNN and cuBLAS have no error of their own for lack of memory: they fail to plan, or to allocate a workspace.
@@ -57,23 +58,23 @@ class BatchLimits:
     Args:
         prompts: Maximum number of prompts.
         prompt_tokens: Maximum number of prompt tokens that the model reads in one forward pass, including padding.
-        rows: Maximum number of answers to all prompts together.
-        row_tokens: If each answer needs its own copy of its prompt in the cache, the maximum number of prompt tokens in
-            all copies together. None if the answers to a prompt share one copy.
+        answers: Maximum number of answers, over all prompts.
+        copied_tokens: Maximum number of prompt tokens, over all copies of prompts in the cache: one copy per answer. None
+            if nothing is copied, because the answers to a prompt share its part of the cache.
         cached_tokens: Maximum number of prompt tokens in the cache, including padding. It may be larger than
             `prompt_tokens`, because several forward passes may fill the cache before answers are generated.
     """
 
     prompts: int
     prompt_tokens: int
-    rows: int
-    row_tokens: int | None
+    answers: int
+    copied_tokens: int | None
     cached_tokens: int
 
 
 # Less than 1.5 GB for a model of 135 million parameters.
-CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384, cached_tokens=4_096)
-CUDA_LIMITS = BatchLimits(2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000, cached_tokens=1_000_000)
+CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, answers=256, copied_tokens=16_384, cached_tokens=4_096)
+CUDA_LIMITS = BatchLimits(2_048, prompt_tokens=131_072, answers=8_192, copied_tokens=1_000_000, cached_tokens=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,14 @@ class GpuMemory:
     """Memory of a GPU in bytes.
 
     Args:
-        free: Memory that no program uses, plus memory that PyTorch has reserved in this process but does not use.
-        used: Memory that the tensors of this process use.
+        available: Memory that this process can still use: what no program uses, plus what PyTorch has reserved in this
+            process but does not use.
+        used_here: Memory that the tensors of this process use.
         total: Size of the GPU's memory.
     """
 
-    free: int
-    used: int
+    available: int
+    used_here: int
     total: int
 
     @property
@@ -96,16 +98,17 @@ class GpuMemory:
 
         Some free memory is left to other programs.
         """
-        used_share = self.used / self.total
-        desired_share = used_share + MAX_FREE_SHARE * self.free / self.total
-        return max(used_share, min(MAX_TOTAL_SHARE, desired_share))
+        used_share = self.used_here / self.total
+        desired_share = used_share + MAX_SHARE_OF_AVAILABLE * self.available / self.total
+        return max(used_share, min(MAX_TOTAL_SHARE, desired_share))  # never less than the process already uses
 
 
 def read_gpu_memory(device: torch.device) -> GpuMemory:
-    """Measure the free, used and total memory of a GPU."""
+    """Measure how much memory of a GPU this process uses and can still use, and the total."""
     free, total = torch.cuda.mem_get_info(device)
     used = torch.cuda.memory_allocated(device)
-    return GpuMemory(free + torch.cuda.memory_reserved(device) - used, used, total)
+    reserved_unused = torch.cuda.memory_reserved(device) - used  # PyTorch holds it for new tensors of this process
+    return GpuMemory(available=free + reserved_unused, used_here=used, total=total)
 
 
 @contextlib.contextmanager
@@ -130,18 +133,18 @@ def limit_gpu_memory(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Estimated memory in bytes for reading prompts and generating answers (rows).
+    """Estimated memory in bytes for reading prompts and generating answers.
 
     Args:
-        prompt_token: Bytes to read one token of a prompt.
-        row_token: Bytes to keep the keys and values of one prompt token in the cache. If each answer has its own copy
-            of its prompt, they are needed once per answer.
-        row: Bytes for one answer, for its logits and its own tokens.
+        per_prompt_token: Bytes to read one token of a prompt.
+        per_cached_token: Bytes to keep the keys and values of one prompt token in the cache. If each answer has its own
+            copy of its prompt, every copy needs them.
+        per_answer: Bytes for one answer, for its logits and its own tokens.
     """
 
-    prompt_token: int
-    row_token: int
-    row: int
+    per_prompt_token: int
+    per_cached_token: int
+    per_answer: int
 
 
 def estimate_memory_cost(model: Any) -> MemoryCost:
@@ -157,9 +160,10 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     hidden_states = (layers + 1) * int(config.hidden_size) * bytes_per_number  # kept if a gate reads a layer
     feed_forward = 4 * feed_forward_width * bytes_per_number  # about four arrays of this width at once
     logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
-    # A decoding step copies the cache, so the cache counts twice.
-    prompt_token = 2 * cache + hidden_states + feed_forward
-    return MemoryCost(prompt_token, row_token=2 * cache, row=logits + PLANNED_ANSWER_TOKENS * cache)
+    # A decoding step copies the cache, so the tokens of prompts count twice. Those of answers, which are few, count once.
+    cached_token = 2 * cache
+    prompt_token = cached_token + hidden_states + feed_forward
+    return MemoryCost(prompt_token, cached_token, per_answer=logits + PLANNED_ANSWER_TOKENS * cache)
 
 
 def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = False) -> BatchLimits:
@@ -171,24 +175,24 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         shared: Whether all answers to a prompt share its keys and values, so that no memory is needed for copies.
     """
     limits = _compute_gpu_limits(model, device) if device.type == "cuda" else CPU_LIMITS
-    return replace(limits, row_tokens=None) if shared else limits
+    return replace(limits, copied_tokens=None) if shared else limits
 
 
 def _compute_gpu_limits(model: Any, device: torch.device) -> BatchLimits:
     """Return the maximum batch sizes for a part of the free GPU memory."""
-    planned_bytes = PLANNED_SHARE * read_gpu_memory(device).free
+    planned_bytes = PLANNED_SHARE * read_gpu_memory(device).available
     cost = estimate_memory_cost(model)
 
     def limit(maximum: int, bytes_each: int) -> int:
         """Return how many items of `bytes_each` bytes fit into the planned memory, from 1 to `maximum`."""
         return max(1, min(maximum, int(planned_bytes / bytes_each)))
 
-    cached_tokens = limit(CUDA_LIMITS.cached_tokens, cost.row_token)
+    cached_tokens = limit(CUDA_LIMITS.cached_tokens, cost.per_cached_token)
     return BatchLimits(
         prompts=CUDA_LIMITS.prompts,
-        prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
-        rows=limit(CUDA_LIMITS.rows, cost.row),
-        row_tokens=cached_tokens,
+        prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.per_prompt_token),
+        answers=limit(CUDA_LIMITS.answers, cost.per_answer),
+        copied_tokens=cached_tokens,
         cached_tokens=cached_tokens,
     )
 
@@ -245,8 +249,8 @@ def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
     return (
         prompts > limits.prompts
         or prompts * length > limits.prompt_tokens
-        or prompts * rows > limits.rows
-        or (limits.row_tokens is not None and copied_tokens > limits.row_tokens)
+        or prompts * rows > limits.answers
+        or (limits.copied_tokens is not None and copied_tokens > limits.copied_tokens)
     )
 
 

@@ -16,7 +16,7 @@ from knowgate.types import Result
 
 log = logging.getLogger(__name__)
 GRAPH_DEVICES = {"cuda"}  # kinds of devices that steps are captured on; empty if capturing failed in this process
-MIN_REPLAYS = 5  # capturing takes about as long as two steps, so it does not pay for the last few steps of an answer
+MIN_REPLAYS = 5  # capturing takes about as long as two calls, so it does not pay for the last few calls
 
 
 @dataclass
@@ -37,14 +37,14 @@ class GraphedStep(Generic[Result]):
     output: Result | None = field(default=None, repr=False)
     n_calls: int = 0
 
-    def run(self, function: Callable[[], Result], n_left: int) -> Result:
+    def run(self, function: Callable[[], Result], n_calls_left: int) -> Result:
         """Run the function, or replay its captured kernels.
 
         Args:
             function: The function, the same in every call. It is not stored, because a reference to its tensors would
                 keep their memory from being freed.
-            n_left: Number of calls that may follow, including this one. If they are few, a capture takes longer than it
-                saves.
+            n_calls_left: Maximum number of calls from now on, including this one. If they are few, nothing is captured,
+                because a capture would take longer than it saves.
         """
         self.n_calls += 1
         if self.device.type not in GRAPH_DEVICES:
@@ -52,7 +52,7 @@ class GraphedStep(Generic[Result]):
         if self.n_calls == 1:  # kernels must have run once before they can be captured
             with use_capture_stream(self.device):
                 return function()
-        if self.n_calls == 2 and n_left >= MIN_REPLAYS:
+        if self.n_calls == 2 and n_calls_left >= MIN_REPLAYS:
             self._capture(function)
         if self.graph is None or self.output is None:
             return function()
@@ -60,16 +60,19 @@ class GraphedStep(Generic[Result]):
         return self.output  # the next call overwrites these tensors
 
     def _capture(self, function: Callable[[], Result]) -> None:
-        """Capture the kernels of the function as `graph`."""
+        """Capture the GPU kernels of the function as `graph`.
+
+        If this fails, there is no graph, and later calls run the function itself.
+        """
         try:
-            self.graph, self.output = self._capture_twice(function)
+            self.graph, self.output = self._capture_with_retry(function)
         except RuntimeError as error:
             _warn(f"{type(error).__name__}: {error}")
             if not is_memory_error(error):
-                GRAPH_DEVICES.clear()  # no other function of this process could be captured either
+                GRAPH_DEVICES.clear()  # captures are switched off, because every other one would fail, too
 
-    def _capture_twice(self, function: Callable[[], Result]) -> tuple[Any, Result]:
-        """Capture a function. If memory runs out, free memory and try again."""
+    def _capture_with_retry(self, function: Callable[[], Result]) -> tuple[Any, Result]:
+        """Capture the function. If memory runs out, free memory and try once more."""
         try:
             return capture_graph(function, self.device)
         except RuntimeError as error:
@@ -102,20 +105,18 @@ def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple
     return graph, output
 
 
+_open_stream = functools.cache(torch.cuda.Stream)  # returns the same stream in every call for a device
+
+
 @contextlib.contextmanager
 def use_capture_stream(device: torch.device) -> Iterator[None]:
     """Run the block in a separate CUDA stream.
 
     CUDA cannot capture the default stream. The order of work stays the same.
     """
-    stream = _get_capture_stream(device)
+    stream = _open_stream(device)
     current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         yield
     current.wait_stream(stream)
-
-
-@functools.cache
-def _get_capture_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

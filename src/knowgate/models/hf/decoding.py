@@ -37,9 +37,9 @@ class DecodingBatch:
         mask: Attention mask (rows x tokens).
         logits: Logits of the next token of each row; None if the model must read more first.
         hidden: Hidden states at the last token of each row, by layer.
-        pending: The newest token of each row if the model has not read it yet, else None. The model reads it only when
+        unread: The newest token of each row if the model has not read it yet, else None. The model reads it only when
             the next token is needed, which saves a forward pass at the end of an answer.
-        partial: The unfinished forward pass over the prompts, if only the lower layers have been run; else None.
+        lower_pass: The forward pass over the prompts if it has run only the lower layers so far, else None.
     """
 
     model: Any
@@ -47,8 +47,8 @@ class DecodingBatch:
     mask: torch.Tensor
     logits: torch.Tensor | None
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    pending: torch.Tensor | None = None
-    partial: PartialPass | None = None
+    unread: torch.Tensor | None = None
+    lower_pass: PartialPass | None = None
 
     def __len__(self) -> int:
         return int(self.mask.shape[0])
@@ -56,17 +56,17 @@ class DecodingBatch:
     def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
         """Return the logits of the next token of every row.
 
-        Unfinished work of the model is done first.
+        If necessary, the model first reads the `unread` tokens, or runs the upper layers after `lower_pass`.
 
         Args:
-            layers: Layers whose hidden states at the pending tokens are stored in `hidden`.
+            layers: Layers whose hidden states at the unread tokens are stored in `hidden`.
         """
-        if self.pending is not None:
-            self._feed(self.pending, layers)
-            self.pending = None
-        if self.partial is not None:
-            self.logits = self.partial.finish(self.model)
-            self.partial = None
+        if self.unread is not None:
+            self._feed(self.unread, layers)
+            self.unread = None
+        if self.lower_pass is not None:
+            self.logits = self.lower_pass.finish(self.model)
+            self.lower_pass = None
         if self.logits is None:
             raise RuntimeError("the batch has no logits, and no tokens to compute logits")
         return self.logits
@@ -88,35 +88,34 @@ class DecodingBatch:
 
     def append(self, tokens: torch.Tensor) -> None:
         """Set the next token of every row. The model reads it when logits are needed again."""
-        self.pending = tokens
+        self.unread = tokens
         self.logits = None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the given rows of the batch and drop all others, in place."""
         index = torch.tensor(rows, device=self.mask.device)
-        self.cache.batch_select_indices(index)
-        smaller = self._select(index, self.cache)
-        self.__dict__ = smaller.__dict__  # this object becomes the smaller batch
+        self.cache.batch_select_indices(index)  # `_select` selects rows from everything but the cache
+        vars(self).update(vars(self._select(index, self.cache)))
 
     def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
         """Return a new batch with `repeat` copies of each of the given rows."""
         index = torch.tensor(rows, device=self.mask.device).repeat_interleave(repeat)
         cache = DynamicCache([(layer.keys[index], layer.values[index]) for layer in self.cache.layers])
-        if self.partial is not None:  # only the lower layers have keys and values so far; the others start empty
+        if self.lower_pass is not None:  # the upper layers, which have not run, get empty caches
             n_upper_layers = len(self.model.base_model.layers) - len(cache.layers)
             cache.layers.extend(DynamicLayer() for _ in range(n_upper_layers))
         return self._select(index, cache)
 
     def _select(self, index: torch.Tensor, cache: Any) -> DecodingBatch:
-        """Return a batch of the rows in `index`, with `cache` as their keys and values."""
+        """Return a batch of the rows in `index`. `cache` already holds their keys and values only."""
         return DecodingBatch(
             self.model,
             cache,
             mask=self.mask[index],
             logits=None if self.logits is None else self.logits[index],
             hidden={layer: state[index] for layer, state in self.hidden.items()},
-            pending=None if self.pending is None else self.pending[index],
-            partial=None if self.partial is None else self.partial.select(index, cache),
+            unread=None if self.unread is None else self.unread[index],
+            lower_pass=None if self.lower_pass is None else self.lower_pass.select(index, cache),
         )
 
 
@@ -136,15 +135,15 @@ def prefill(
     inputs = local.make_inputs(ids)
     cache, mask = inputs["past_key_values"], inputs["attention_mask"]
     if states_only and layers and max(layers) < len(model.base_model.layers):
-        partial, hidden = run_lower_layers(model, layers, inputs)
-        return DecodingBatch(model, cache, mask, logits=None, hidden=hidden, partial=partial)
+        lower_pass, hidden = run_lower_layers(model, layers, inputs)
+        return DecodingBatch(model, cache, mask, logits=None, hidden=hidden, lower_pass=lower_pass)
     output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
     hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
     return DecodingBatch(model, cache, mask, logits=output.logits[:, -1], hidden=hidden)
 
 
 def decode_greedily(
-    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
+    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
 ) -> list[int]:
     """Extend answers greedily until they end or have `max_tokens` tokens.
 
@@ -156,7 +155,7 @@ def decode_greedily(
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
 
     Returns:
-        Indices of the unfinished answers. The rows that are left in the batch belong to them, in this order.
+        Indices of the unfinished answers. Each of these answers still has a row in the batch, in this order.
     """
     for _ in iter_greedy_steps(batch, answers, max_tokens, stop_ids, layers):
         pass
@@ -164,24 +163,24 @@ def decode_greedily(
 
 
 def iter_greedy_steps(
-    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
+    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
 ) -> Iterator[None]:
     """Extend answers greedily like `decode_greedily`, but yield after each token."""
     active = answers  # the answers that are still in the batch, one per row; all have the same length
     _store_states(batch, active, layers)
     while active and len(active[0].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits())
-        for answer, step in zip(active, steps, strict=True):
-            if step.token not in stop_ids:
-                answer.steps.append(step)
         _append_tokens(batch, active, [step.token for step in steps], stop_ids)
+        for answer, step in zip(active, steps, strict=True):
+            if not answer.finished:  # otherwise the step is the stop token, which is not part of the answer
+                answer.steps.append(step)
         active = _drop_finished(batch, active)
         _read_new_tokens(batch, active, layers)
         yield
 
 
 def _append_tokens(batch: DecodingBatch, answers: Answers, tokens: list[int], stop_ids: frozenset[int]) -> None:
-    """Append the next token of each row to its answer, or mark the answer as finished if it is a stop token."""
+    """Append the next token of each row to its answer. If the token is a stop token, mark the answer as finished."""
     for answer, token in zip(answers, tokens, strict=True):
         if token in stop_ids:
             answer.finished = True
@@ -191,9 +190,9 @@ def _append_tokens(batch: DecodingBatch, answers: Answers, tokens: list[int], st
 
 
 def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
-    """Store the hidden states at the newest token in each answer.
+    """Store the hidden states at the newest token of each row in its answer, in place of earlier states.
 
-    Earlier states are replaced. At first, they are the states at the end of the prompt.
+    While an answer is empty, the newest token is the last token of the prompt.
 
     Args:
         batch: The batch, after a forward pass over the newest token of each row.
@@ -206,9 +205,9 @@ def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int])
 
 
 def _read_new_tokens(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
-    """Let the model read the new token of each answer, and store the hidden states at it.
+    """Let the model read the new token of each answer, and store the hidden states of `layers` there.
 
-    Without `layers`, this is left to the next call that needs logits.
+    Without `layers`, do nothing, because `compute_logits` reads the token when the next one is chosen.
     """
     if layers and answers:
         batch.compute_logits(layers)  # sets `batch.hidden`
@@ -258,7 +257,7 @@ def sample_rows(
     stop_ids: frozenset[int],
     layers: Sequence[int] = (),
     *,
-    past_end: bool = False,
+    read_end_token: bool = False,
 ) -> list[GeneratedAnswer]:
     """Sample one answer per row of the batch.
 
@@ -268,7 +267,7 @@ def sample_rows(
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
-        past_end: If a stop token ended an answer, let the model read that token, too, and store the states at it.
+        read_end_token: If a stop token ended an answer, let the model read this token, too, and store the states there.
     """
     answers = [GeneratedAnswer() for _ in range(len(batch))]
     active = answers  # the answers that are still in the batch, one per row
@@ -277,7 +276,7 @@ def sample_rows(
         is_unfinished = [not answer.finished for answer in answers]
         tokens = draw_tokens(batch.compute_logits(), uniforms[is_unfinished, position], sampling)
         _append_tokens(batch, active, tokens, stop_ids)
-        if not past_end:
+        if not read_end_token:
             active = _drop_finished(batch, active)
         _read_new_tokens(batch, active, layers)
         active = _drop_finished(batch, active)
@@ -320,7 +319,7 @@ def draw_tokens_on_device(
         The tokens (rows x numbers), and a tensor that tells whether all probabilities are finite.
     """
     scaled = logits if sampling.temperature == 1 else logits.float() / sampling.temperature
-    if sampling.is_whole:  # neither top_k nor top_p excludes any token
+    if sampling.keeps_all_tokens:  # neither top_k nor top_p excludes any token
         return _invert_cdf(torch.softmax(scaled, dim=-1, dtype=torch.float32), uniforms, logits.shape[1] - 1)
     # The columns of `probabilities` are sorted. `tokens` has the token of each column.
     probabilities, tokens = filter_top_tokens(scaled.float(), sampling)
@@ -330,12 +329,16 @@ def draw_tokens_on_device(
 
 
 def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the probabilities and ids of the tokens kept by top_k and top_p.
+    """Return the probabilities and ids of the tokens kept by top_k and top_p, most probable first.
 
-    `scaled` are logits divided by the temperature.
+    Some columns may be left that are not kept. They have probability 0. `scaled` are logits divided by the temperature.
     """
-    probabilities, tokens = _top_k(scaled, sampling.top_k) if sampling.top_k else _top_p(scaled, sampling.top_p)
-    # A token is kept if the tokens before it do not reach top_p yet.
+    if sampling.top_k:
+        logits, tokens = scaled.topk(min(sampling.top_k, scaled.shape[1]))
+        probabilities = torch.softmax(logits, dim=-1)
+    else:
+        probabilities, tokens = _find_top_mass(scaled, sampling.top_p)
+    # top_p applies in both cases. A token is kept if the tokens before it do not reach top_p yet.
     sums_before = probabilities.cumsum(dim=-1) - probabilities
     is_kept = sums_before < sampling.top_p
     is_kept[:, 0] = True  # sums are rounded; the most probable token always stays
@@ -343,15 +346,10 @@ def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.T
     return probabilities.where(is_kept | probabilities.isnan(), 0), tokens
 
 
-def _top_k(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    values, tokens = scaled.topk(min(k, scaled.shape[1]))
-    return torch.softmax(values, dim=-1), tokens
+def _find_top_mass(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the most probable tokens of each row: at least as many as have the total probability `mass`.
 
-
-def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the most probable tokens of each row, enough for a total probability of `mass`.
-
-    Sorting the whole vocabulary would be slow.
+    The number of tokens is increased step by step, because sorting the whole vocabulary would be slow.
     """
     n_tokens = INITIAL_TOP_P_WIDTH
     vocabulary_size = scaled.shape[1]

@@ -52,8 +52,8 @@ class PrefixCache:
             model: The transformers model.
             ids: Token ids of each prompt.
             device: The device that the model runs on.
-            n_reusable: Number of tokens at the start that later prompts will share too. They are cached even if there
-                is only one prompt now.
+            n_reusable: Number of tokens at the start with which later prompts will begin, too. They are cached even if
+                there is only one prompt now.
 
         Returns:
             The number of tokens of the prefix, and its keys and values, repeated for each prompt.
@@ -83,10 +83,7 @@ class PrefixCache:
         return self.entries[prefix]
 
     def _choose_prefix(self, shared: tuple[int, ...], n_prompts: int) -> tuple[int, ...]:
-        """Choose the prefix to reuse or compute for the prompts.
-
-        All `n_prompts` prompts begin with the tokens `shared`.
-        """
+        """Choose the prefix for `n_prompts` prompts that begin with the tokens `shared`: a cached prefix or `shared`."""
         cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
         longest = max(cached, key=len, default=())
         covers_most = len(longest) >= MIN_PREFIX_COVERAGE * len(shared)
@@ -114,7 +111,12 @@ class PartialPass:
     arguments: Mapping[str, Any]
 
     def select(self, rows: torch.Tensor, cache: Any) -> PartialPass:
-        """Return the pass for some of its rows. `cache` holds their keys and values."""
+        """Return a copy of this pass that continues only some rows of the batch.
+
+        Args:
+            rows: Indices of the rows to keep.
+            cache: Keys and values of these rows.
+        """
         size = self.states.shape[0]
         arguments = {key: _select_rows(value, rows, size) for key, value in self.arguments.items()}
         return PartialPass(self.layer, self.states[rows], {**arguments, "past_key_values": cache})
@@ -132,9 +134,9 @@ class PartialPass:
 
 
 def supports_partial_pass(model: Any) -> bool:
-    """Return whether the model's layers can be run one by one.
+    """Return whether `PartialPass` can run the model's layers one by one and compute the logits from the last one.
 
-    Plain decoders such as Llama, Qwen and Mistral support this.
+    Plain decoders such as Llama, Qwen and Mistral support this. Models that change the logits at the end do not.
     """
     base = model.base_model
     config = model.config.get_text_config()
@@ -167,7 +169,7 @@ def run_lower_layers(
 
     def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Store the input of a layer at the last token. The highest layer stops the pass."""
-        if kwargs["past_key_values"] is not inputs["past_key_values"]:  # of a call that interrupts this one
+        if kwargs["past_key_values"] is not inputs["past_key_values"]:  # another call runs while this one is paused
             return
         states = args[0] if args else kwargs["hidden_states"]
         hidden[layer] = states[:, -1].clone()
@@ -234,9 +236,10 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         """Store the keys and values of one new token per answer, and return all stored ones."""
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             prompts, heads, answers = buffer.shape[:3]
-            # The new states have one row per answer of every prompt. The buffer is ordered by prompt, head and answer.
-            ordered = states.view(prompts, answers, heads, 1, -1).transpose(1, 2)
-            buffer.index_copy_(3, self.position, ordered)
+            # `states` has the shape (prompts * answers) x heads x 1 x width. This makes it prompts x heads x answers x 1
+            # x width, like one token of the buffer.
+            reordered = states.view(prompts, answers, heads, 1, -1).transpose(1, 2)
+            buffer.index_copy_(dim=3, index=self.position, source=reordered)
         return self.keys, self.values
 
     def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
@@ -244,17 +247,18 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Args:
             prompts: Indices of the prompts to keep (kept prompts x 1).
-            answers: For each of them, the indices of its answers to keep (kept prompts x kept answers).
+            answers: For each prompt to keep, the indices of its answers to keep (kept prompts x kept answers).
             has_all_prompts: Whether all prompts are kept, in order, so that their keys and values need not be copied.
         """
 
-        def select_rows(buffer: torch.Tensor) -> torch.Tensor:
-            """Select from a tensor with the axes prompts, heads, answers, tokens and width."""
-            by_answer = buffer.transpose(1, 2)  # prompts x answers x heads: the two axes to select from come first
-            return by_answer[prompts, answers].transpose(1, 2).contiguous()
+        def select_answers(buffer: torch.Tensor) -> torch.Tensor:
+            """Keep the chosen answers in a tensor of the shape prompts x heads x answers x tokens x width."""
+            # The axes prompts and answers must be next to each other, so that two indices select answers.
+            answers_first = buffer.transpose(1, 2)
+            return answers_first[prompts, answers].transpose(1, 2).contiguous()
 
-        self.keys = select_rows(self.keys)
-        self.values = select_rows(self.values)
+        self.keys = select_answers(self.keys)
+        self.values = select_answers(self.values)
         if not has_all_prompts:
             self.prompt_keys = self.prompt_keys[prompts.flatten()]
             self.prompt_values = self.prompt_values[prompts.flatten()]
@@ -276,7 +280,8 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 class SharedCache(Cache):  # type: ignore[misc]
     """Key-value cache of all layers. All answers share the keys and values of their prompt.
 
-    Tensors keep their size, so a CUDA graph can use them. Adding `padding` to attention scores hides unused positions.
+    Tensors keep their size, so a CUDA graph can use them. The tensor `score_offsets` is added to attention scores: 0 for
+    positions that may be read, -inf for padding and for tokens that do not exist yet.
 
     Args:
         prompt_cache: Keys and values of the prompts.
@@ -293,28 +298,28 @@ class SharedCache(Cache):  # type: ignore[misc]
         ]
         super().__init__(layers=layers)
         is_visible = torch.nn.functional.pad(mask.bool(), (0, max_tokens), value=False)
-        self.padding = is_visible.float().log()[:, None, None]  # the logarithm of 1 is 0, that of 0 is -inf
+        self.score_offsets = torch.where(is_visible, 0.0, -torch.inf)[:, None, None]  # prompts x 1 x 1 x tokens
         self.prompt_width = mask.shape[1]
         self.max_tokens = max_tokens
 
     def start_token(self) -> None:
         """Move on to the next token of every answer, and let attention see its position."""
         self.position += 1
-        self.padding.index_fill_(3, self.position + self.prompt_width, 0.0)
+        self.score_offsets.index_fill_(3, self.position + self.prompt_width, 0.0)
 
     def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
-        """Drop the cached keys and values of all prompts and answers except the given ones.
+        """Keep only some prompts and answers in the cache.
 
         Args:
-            prompts: Indices of the prompts to keep. A prompt may occur several times, each time with other answers. The
-                shape is (kept prompts x 1), so that prompts and answers can index a tensor together.
-            answers: For each of these prompts, the indices of the answers to keep (kept prompts x kept answers).
-            has_all_prompts: Whether all prompts are kept, in order. Then their keys and values need not be copied.
+            prompts: Indices of the prompts to keep, as a column (kept prompts x 1), so that `tensor[prompts, answers]`
+                selects answers. A prompt may occur several times, each time with other answers.
+            answers: For each prompt to keep, the indices of its answers to keep (kept prompts x kept answers).
+            has_all_prompts: Whether all prompts are kept, in order, so that their keys and values need not be copied.
         """
         for layer in self.layers:
             layer.select(prompts, answers, has_all_prompts=has_all_prompts)
         if not has_all_prompts:
-            self.padding = self.padding[prompts.flatten()]
+            self.score_offsets = self.score_offsets[prompts.flatten()]
 
 
 def supports_shared_cache(model: Any) -> bool:
@@ -384,7 +389,7 @@ def compute_shared_attention(
     answer_scores = _multiply(queries.view(by_answer), key.flatten(0, 2).transpose(1, 2))
     scores = torch.cat([prompt_scores, answer_scores.view(by_prompt)], dim=-1)
     scores = scores.view(prompts, heads, answers * groups, -1)
-    scores += cache.padding  # also hides the tokens that the answers do not have yet
+    scores += cache.score_offsets  # hides padding, and tokens that the answers do not have yet
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype).flatten(0, 1)
     prompt_weights, answer_weights = weights.split([prompt_scores.shape[-1], answer_tokens], dim=-1)
     from_prompt = torch.bmm(prompt_weights, layer.prompt_values.flatten(0, 1))

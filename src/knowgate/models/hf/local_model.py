@@ -63,11 +63,8 @@ class LocalModel:
 
     @property
     def encodes_in_threads(self) -> bool:
-        """Whether `fits` may run in one thread while another thread generates.
-
-        True once the weights are loaded.
-        """
-        return "loaded" in vars(self)
+        """Whether one thread may encode prompts (as `fits` does) while another generates: after the model is loaded."""
+        return "loaded" in vars(self)  # the cached property `loaded` was computed
 
     @property
     def is_interruptible(self) -> bool:
@@ -167,8 +164,8 @@ class LocalModel:
 
         Args:
             ids: Token ids of each whole prompt.
-            beginnings: The part of each prompt that the prefix may be taken from; the whole prompt by default.
-            n_reusable: Number of tokens at the start that later prompts will share too.
+            beginnings: The beginning of each prompt from which the cached prefix may be taken; by default the whole prompt.
+            n_reusable: Number of tokens at the start with which later prompts will begin, too.
         """
         device = self.loaded.device
         n_cached, cache = self.prefix_cache.start(self.loaded.model, beginnings or ids, device, n_reusable)
@@ -204,9 +201,9 @@ def read_label_logits(
     """
     llm = model.loaded.model
     # The forward pass returns no states of cached tokens, so the cached prefix must end before the first label
-    # position.
+    # position. This is the last token of `beginnings`, and the last token is never taken from the cache.
     first_position = min(prompt.positions[0] for prompt in prompts)
-    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]  # the cache never includes the last token
+    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]
     n_reusable = min(prompt.prefix for prompt in prompts)
     inputs = model.make_inputs([prompt.ids for prompt in prompts], beginnings, n_reusable)
     states = llm.base_model(**inputs).last_hidden_state
@@ -260,10 +257,11 @@ def compute_mean_logprobs(
     tokens, mask = batching.pad_left(rows, model.pad_id, model.loaded.device)
     positions = batching.compute_positions(mask)
     output = llm.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
-    # Rows are padded on the left, so the columns of the answer tokens are counted from the end.
+    # Rows are padded on the left, so the columns of the answer tokens are counted from the end. An answer of two tokens
+    # is in the columns -2 and -1. The states in the columns -3 and -2 predict it.
     token_rows, columns = _locate_tokens([range(-length, 0) for length in answer_lengths])
-    preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
-    logits = apply_lm_head(llm, output.last_hidden_state[token_rows, preceding])
+    predicting_columns = [column - 1 for column in columns]
+    logits = apply_lm_head(llm, output.last_hidden_state[token_rows, predicting_columns])
     answer_tokens = tokens[token_rows, columns]
     logprobs = torch.log_softmax(logits, dim=-1).gather(1, answer_tokens[:, None])[:, 0]
     if not bool(torch.isfinite(logprobs).all()):

@@ -26,7 +26,7 @@ from knowgate.models.local_backend import GeneratedAnswer, LocalBackend, get_max
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
 
-AnswerCollector = Callable[[], DraftsAndSamples]  # makes the answers of a batch from the output of the GPU
+AnswerCollector = Callable[[], DraftsAndSamples]  # returns the answers of a batch, without using the GPU
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,24 @@ class HFResumeHandle:
 
     Args:
         batch: The batch that the prompt was read in. It holds the keys and values of all unfinished drafts.
-        index: Row of the draft in the batch; None if the draft is finished, because then it has no row any more.
-        row: The tokens of the draft so far.
+        row: Number of the draft's row in the batch; None for a finished draft, because the batch has no row for it.
+        answer: The tokens of the draft so far.
     """
 
     batch: DecodingBatch = field(repr=False)
-    index: int | None
-    row: GeneratedAnswer
+    row: int | None
+    answer: GeneratedAnswer
 
     def can_grow(self, max_tokens: int) -> bool:
         """Return whether the draft is unfinished and has fewer than `max_tokens` tokens."""
-        return self.index is not None and len(self.row.tokens) < max_tokens
+        return self.row is not None and len(self.answer.tokens) < max_tokens
 
     def copy(self, max_tokens: int) -> HFResumeHandle:
-        """Return a handle for a copy of the draft, in a batch that contains no other prompts."""
-        if self.index is None:  # a finished draft is not continued, so its batch need not be copied
-            return HFResumeHandle(self.batch, None, self.row.cut(max_tokens))
-        return HFResumeHandle(self.batch.copy([self.index]), 0, self.row.cut(max_tokens))
+        """Return a handle for a copy of the draft's first `max_tokens` tokens, in a batch without other prompts."""
+        answer = self.answer.cut(max_tokens)
+        if self.row is None:  # a finished draft is not continued, so its batch need not be copied
+            return HFResumeHandle(self.batch, None, answer)
+        return HFResumeHandle(self.batch.copy([self.row]), 0, answer)
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,16 @@ class HFModel(LocalModel, LocalBackend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt, such as the draft and hidden states."""
         ids = self._encode(prompts, get_max_tokens(request))
-        limits = self.compute_limits()  # of one forward pass
-        batch_limits = limits
+        pass_limits = batch_limits = self.compute_limits()
         if self._can_join_prefills(request):  # several forward passes fill a batch, so only the cache limits its size
-            batch_limits = replace(limits, prompt_tokens=limits.cached_tokens)
+            batch_limits = replace(pass_limits, prompt_tokens=pass_limits.cached_tokens)
 
         def start_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
             """Answer some prompts. A thread makes their readings while the GPU works on the next batch.
 
-            Returns for each prompt the future readings of the batch, and its index in them.
+            Returns for each prompt a future of the readings of all these prompts, and the index of its own reading.
             """
-            batch = self._prefill([ids[i] for i in indices], request, limits)
+            batch = self._prefill([ids[i] for i in indices], request, pass_limits)
             make_readings = self._answer_batch(batch, [prompts[i] for i in indices], request)
             readings = thread.submit(make_readings)
             return [(readings, index) for index in range(len(indices))]
@@ -109,12 +109,19 @@ class HFModel(LocalModel, LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _can_join_prefills(self, request: SignalRequest) -> bool:
-        """Return whether prompts from several forward passes may be answered in one batch."""
+        """Return whether prompts that were read in separate forward passes may be answered in one batch.
+
+        Such a large batch fits into memory only if the answers share its cache. Drafts that share a cache cannot be
+        continued later.
+        """
         generates_answers = bool(request.draft_tokens or request.samples)
         return generates_answers and self.shares_prompt_cache and not request.resumable
 
     def _prefill(self, ids: list[list[int]], request: SignalRequest, limits: BatchLimits) -> DecodingBatch:
-        """Run the model over the prompts of a batch. `limits` is the maximum size of one forward pass."""
+        """Run the model over the prompts of a batch, without generating answers (prefill).
+
+        If possible, the prompts are split over several forward passes of the maximum size `limits`.
+        """
         layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
         if self._can_join_prefills(request):
             parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
@@ -153,8 +160,9 @@ class HFModel(LocalModel, LocalBackend):
         """
         samples = self._decode_samples(answered.samples)
         n = request.samples
-        # Finished drafts have left the batch. This is the position of each unfinished draft in it.
-        batch_index = {row: index for index, row in enumerate(answered.unfinished)}
+        # The batch has rows only for unfinished drafts.
+        rows = {draft_index: row for row, draft_index in enumerate(answered.unfinished)}
+        layers_after = request.layers if request.after_draft else ()
         readings = []
         for i, draft in enumerate(answered.drafts):
             of_prompt = slice(i * n, (i + 1) * n)  # the samples of this prompt
@@ -162,18 +170,13 @@ class HFModel(LocalModel, LocalBackend):
                 draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
                 # Negative layer numbers count from the end. The modulo makes them positive.
                 hidden={layer: states[layer % self.depth][i].copy() for layer in request.layers},
-                hidden_after=self._copy_draft_states(draft, request),
+                hidden_after={layer: _to_numpy(draft.states[layer % self.depth]) for layer in layers_after},
                 samples=tuple(samples[of_prompt]),
-                resume=HFResumeHandle(batch, batch_index.get(i), draft) if batch is not None else None,
+                resume=HFResumeHandle(batch, rows.get(i), draft) if batch is not None else None,
                 sample_states=self._stack_sample_states(answered.samples[of_prompt], request),
             )
             readings.append(reading)
         return readings
-
-    def _copy_draft_states(self, draft: GeneratedAnswer, request: SignalRequest) -> dict[int, Vector]:
-        """Copy the hidden states at the end of a draft to arrays, by layer as numbered in the request."""
-        layers = request.layers if request.after_draft else ()
-        return {layer: _to_numpy(draft.states[layer % self.depth]) for layer in layers}
 
     def _decode_samples(self, samples: list[GeneratedAnswer]) -> list[Completion]:
         """Convert samples to completions. Many samples are equal, so each distinct one is decoded once."""
@@ -191,7 +194,11 @@ class HFModel(LocalModel, LocalBackend):
         return _to_numpy(torch.stack([sample.states[layers[0]] for sample in samples])) if layers else None
 
     def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> AnswerCollector:
-        """Generate the greedy answers (drafts) and the sampled answers to a batch, if possible in the same steps."""
+        """Generate the greedy answers (drafts) and the sampled answers to a batch, if possible in the same steps.
+
+        Returns:
+            A function that returns the answers.
+        """
         if not request.samples:
             return self._draft(batch, request)
         check_sampling(request.sampling)
@@ -199,18 +206,22 @@ class HFModel(LocalModel, LocalBackend):
         has_equal_lengths = request.sample_tokens == request.draft_tokens
         if self._can_share_drafts(batch, request) and has_equal_lengths and not self._sample_layers(request):
             generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
-            return generation.run(self._draft_layers(request)).split
+            return generation.run(self._draft_layers(request)).split  # for the caller to call
         samples = self._draw_samples(batch, uniforms, request)
         collect_drafts = self._draft(batch, request)
         return lambda: replace(collect_drafts(), samples=samples)
 
     def _draft(self, batch: DecodingBatch, request: SignalRequest) -> AnswerCollector:
-        """Generate the greedy answer (draft) to each prompt of a batch, without samples."""
+        """Generate the greedy answer (draft) to each prompt of a batch, without samples.
+
+        Returns:
+            A function that returns the drafts.
+        """
         layers = self._draft_layers(request)
         if self._can_share_drafts(batch, request):
             no_uniforms = np.empty((0, request.draft_tokens))  # greedy answers need no random numbers
             generation = SharedGeneration(batch, no_uniforms, None, self.stop_ids, with_drafts=True)
-            return generation.run(layers).split
+            return generation.run(layers).split  # for the caller to call
         drafts = [GeneratedAnswer() for _ in range(len(batch))]
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, layers)
         return lambda: DraftsAndSamples(drafts, [], unfinished)
@@ -229,35 +240,37 @@ class HFModel(LocalModel, LocalBackend):
     ) -> list[GeneratedAnswer]:
         """Draw the sampled answers to each prompt of a batch.
 
-        `uniforms` are random numbers from 0 to 1, one for each token of each sample (samples x tokens).
+        `uniforms` are random numbers from 0 to 1, one for each token of each sample. They have one row per sample: first
+        those of the samples of the first prompt.
         """
         layers = self._sample_layers(request)
+        sampling, stop_ids, read_end_token = request.sampling, self.stop_ids, request.sample_end
         if self.shares_prompt_cache:
-            generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, past_end=request.sample_end)
+            generation = SharedGeneration(batch, uniforms, sampling, stop_ids, read_end_token=read_end_token)
             return generation.run(layers).split().samples
-        copies = batch.copy(range(len(batch)), repeat=request.samples)
-        return sample_rows(copies, uniforms, request.sampling, self.stop_ids, layers, past_end=request.sample_end)
+        copies = batch.copy(range(len(batch)), repeat=request.samples)  # each sample has its own copy of the cache
+        return sample_rows(copies, uniforms, sampling, stop_ids, layers, read_end_token=read_end_token)
 
     # --- continuing a draft -----------------------------------------------------------------------
 
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
         originals = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
-        drafts = [replace(draft, row=draft.row.cut(max_tokens)) for draft in originals]  # copies, extended below
+        drafts = [replace(draft, answer=draft.answer.cut(max_tokens)) for draft in originals]  # copies, extended below
         groups: dict[int, list[HFResumeHandle]] = {}  # `id` of a batch -> its drafts that can grow
         for draft in drafts:
             if draft.can_grow(max_tokens):
                 groups.setdefault(id(draft.batch), []).append(draft)
         for group in groups.values():
             self.run_alone(functools.partial(self._extend_group, group, max_tokens))
-        return [self._make_completion(draft.row, with_tokens=True) for draft in drafts]
+        return [self._make_completion(draft.answer, with_tokens=True) for draft in drafts]
 
     def _extend_group(self, drafts: list[HFResumeHandle], max_tokens: int) -> None:
         """Extend unfinished drafts of one batch, in place, until they end or have `max_tokens` tokens."""
-        # The index is None only for finished drafts. The condition tells the type checker so.
-        indices = [draft.index for draft in drafts if draft.index is not None]
-        batch = drafts[0].batch.copy(indices)
-        decode_greedily(batch, [draft.row for draft in drafts], max_tokens, self.stop_ids, ())
+        # The row is None only for finished drafts. The condition tells the type checker so.
+        rows = [draft.row for draft in drafts if draft.row is not None]
+        batch = drafts[0].batch.copy(rows)
+        decode_greedily(batch, [draft.answer for draft in drafts], max_tokens, self.stop_ids)
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         """Return an answer, and an iterator for adding one token per step.
@@ -265,21 +278,21 @@ class HFModel(LocalModel, LocalBackend):
         With `resume`, the answer begins with a draft.
         """
         if resume is not None:
-            handle = check_resume_handle(resume, HFResumeHandle)
-            draft = self.run_alone(lambda: handle.copy(max_tokens))
+            original = check_resume_handle(resume, HFResumeHandle)
+            handle = self.run_alone(lambda: original.copy(max_tokens))
         else:
             ids = self._encode([prompt], max_tokens)
             batch = self.run_alone(lambda: prefill(self, ids))
-            draft = HFResumeHandle(batch, 0, GeneratedAnswer())
-        return draft.row, self._iter_steps(draft, max_tokens)
+            handle = HFResumeHandle(batch, 0, GeneratedAnswer())
+        return handle.answer, self._iter_steps(handle, max_tokens)
 
     def _iter_steps(self, draft: HFResumeHandle, max_tokens: int) -> Iterator[None]:
         """Extend a draft in place, yielding after each token. Other calls may use the model in between."""
         if not draft.can_grow(max_tokens):
             return
-        steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids, ())
-        # A step yields None. When no steps are left, `next` returns its default, False.
-        while self.run_alone(lambda: next(steps, False)) is not False:
+        steps = iter_greedy_steps(draft.batch, [draft.answer], max_tokens, self.stop_ids)
+        no_more_steps = object()
+        while self.run_alone(lambda: next(steps, no_more_steps)) is not no_more_steps:
             yield
 
 

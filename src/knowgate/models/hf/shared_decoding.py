@@ -52,17 +52,17 @@ class SharedDecodingBatch:
         self.model = model
         self.cache = SharedCache(prompt_cache, mask, answers, max_tokens)
         # The answers that are still in the batch (prompts x answers), as indices among all answers at the start.
-        self.rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
+        self.answer_indices = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
         # Position of the next token of each answer, counted from the start of its prompt (one column, as the model
         # takes it).
         self.positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
-        self.n_left = max_tokens  # number of tokens that each answer still has room for
+        self.n_steps_left = max_tokens  # number of tokens that each answer still has room for
         self._start_capture()
 
     def _start_capture(self) -> None:
         """Start a new CUDA graph, because the tensors of a step were replaced."""
         self._tokens = torch.zeros_like(self.positions)
-        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
+        self._step: GraphedStep[StepOutput] = GraphedStep(self._tokens.device)
 
     def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
         """Let the model read one token per answer.
@@ -75,8 +75,8 @@ class SharedDecodingBatch:
             Logits (prompts x answers x vocabulary) and hidden states by layer. The next call overwrites them.
         """
         self._tokens.copy_(tokens.reshape(-1, 1))
-        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
-        self.n_left -= 1
+        output = self._step.run(lambda: self._read_tokens(layers), n_calls_left=self.n_steps_left)
+        self.n_steps_left -= 1
         return output
 
     def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
@@ -94,7 +94,7 @@ class SharedDecodingBatch:
                 output_hidden_states=bool(layers),
             )
         self.positions += 1
-        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
+        shape = self.answer_indices.shape  # prompts x answers; the model sees them as one long batch
         hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
         return output.logits[:, -1].view(*shape, -1), hidden
 
@@ -103,12 +103,13 @@ class SharedDecodingBatch:
 
         Args:
             prompts: Indices of the prompts to keep (kept prompts x 1).
-            answers: For each of them, the indices of its answers to keep (kept prompts x kept answers).
+            answers: For each prompt to keep, the indices of its answers to keep (kept prompts x kept answers).
             has_all_prompts: Whether all prompts are kept, in order.
         """
         self.cache.select(prompts, answers, has_all_prompts=has_all_prompts)
-        self.positions = self.positions.view_as(self.rows)[prompts, answers].reshape(-1, 1)
-        self.rows = self.rows[prompts, answers]
+        positions = self.positions.view_as(self.answer_indices)  # prompts x answers, like the indices
+        self.positions = positions[prompts, answers].reshape(-1, 1)
+        self.answer_indices = self.answer_indices[prompts, answers]
         self._start_capture()
 
 
@@ -119,8 +120,8 @@ class DraftsAndSamples:
     Args:
         drafts: The greedy answer (draft) to each prompt.
         samples: The randomly drawn answers (samples) to all prompts. Those to the first prompt come first.
-        unfinished: Indices of the drafts that stopped at the maximum length and can be continued later. The rows that
-            are left in the decoding batch belong to them, in this order.
+        unfinished: Indices of the drafts that stopped at the maximum length and can be continued later. The decoding
+            batch still has one row for each of these drafts, in this order.
     """
 
     drafts: list[GeneratedAnswer]
@@ -147,13 +148,14 @@ class AnswerArrays:
     per_prompt: int
 
     def split(self) -> DraftsAndSamples:
-        """Split the answers into drafts and samples, with an object for each.
+        """Make an object for each answer, and separate drafts from samples.
 
         This takes long, so it runs while the GPU generates the next answers.
         """
         answers = self._make_answers()
         if self.statistics is None:
             return DraftsAndSamples([], answers)
+        # All answers to a prompt are adjacent: first the draft, then the samples.
         drafts = answers[:: self.per_prompt]
         samples = [answer for number, answer in enumerate(answers) if number % self.per_prompt]
         for draft, *statistics in zip(drafts, *self.statistics, strict=True):
@@ -185,7 +187,7 @@ class SharedGeneration:
         sampling: Temperature, top_p and top_k of the samples; None if there are only drafts.
         stop_ids: Tokens that end an answer.
         with_drafts: Also generate a draft for each prompt, with statistics of its tokens.
-        past_end: Let the model also read the token that ends an answer, and keep the hidden states at it.
+        read_end_token: Let the model also read the token that ends an answer, and keep the hidden states there.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class SharedGeneration:
         stop_ids: frozenset[int],
         *,
         with_drafts: bool = False,
-        past_end: bool = False,
+        read_end_token: bool = False,
     ):
         device = prompts.mask.device
         n_prompts = len(prompts)
@@ -207,23 +209,22 @@ class SharedGeneration:
             numbers = torch.cat([numbers.new_zeros(n_prompts, 1, max_tokens), numbers], dim=1)
         self.prompts = prompts
         self.sampling = sampling
-        self.past_end = past_end
+        self.read_end_token = read_end_token
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
         self.per_prompt = numbers.shape[1]  # number of answers per prompt; the first is the draft, if there are drafts
         self.uniforms = numbers.flatten(0, 1)  # answers x tokens
         self.batch = SharedDecodingBatch(prompts.model, prompts.cache, prompts.mask, self.per_prompt, max_tokens)
         # Logprob, entropy and margin of the drafts' tokens (3 x prompts x tokens).
         self.statistics = torch.zeros(3, n_prompts, max_tokens, device=device) if with_drafts else None
-        # Indices of the drafts among all answers in the batch.
-        self.draft_indices = torch.arange(n_prompts if with_drafts else 0, device=device) * self.per_prompt
+        # Indices of the drafts among the answers that are still in the batch.
+        self.draft_slots = torch.arange(n_prompts if with_drafts else 0, device=device) * self.per_prompt
         n_answers = n_prompts * self.per_prompt
         self.tokens = torch.full((n_answers, max_tokens), NO_TOKEN, device=device)
         self.has_ended = torch.zeros(n_answers, dtype=torch.bool, device=device)
-        # Whether the model reads the token chosen last for each answer in the batch (prompts x answers). It does not
-        # read those of ended answers.
-        self.reads_token = torch.ones(n_prompts, self.per_prompt, dtype=torch.bool, device=device)
+        # Whether the model still reads the chosen tokens of each answer in the batch (prompts x answers).
+        self.is_active = torch.ones(n_prompts, self.per_prompt, dtype=torch.bool, device=device)
         self.states: dict[int, torch.Tensor] = {}  # layer -> hidden states at the token read last (answers x width)
-        self.are_finite: list[torch.Tensor] = []  # flags on the device that are checked now and then
+        self.are_finite: list[torch.Tensor] = []  # flags on the device, one per step; `check_finite` reads them
 
     def run(self, layers: Sequence[int]) -> AnswerArrays:
         """Generate all answers and return them.
@@ -240,14 +241,14 @@ class SharedGeneration:
             chosen = self.choose(logits, position)
             self.append(chosen, position)
             is_last = position == max_tokens - 1
-            if is_last and not layers:  # the model reads the last tokens only to compute the hidden states at them
+            if is_last and not layers:  # the model need not read the last tokens, because none are chosen after them
                 break
             if (position + 1) % interval == 0 or is_last:
                 self.check_finite()
-                is_left = self.reads_token.cpu().numpy()
-                if not is_left.any():  # all answers have ended
+                is_active = self.is_active.cpu().numpy()
+                if not is_active.any():  # all answers have ended
                     break
-                chosen = self.compact(chosen, is_left)
+                chosen = self.compact(chosen, is_active)
             check_stop_flag()
             logits, hidden = self.batch.feed(chosen, layers)
             self.store_states(hidden)
@@ -256,7 +257,7 @@ class SharedGeneration:
     def _start(self, layers: Sequence[int]) -> torch.Tensor:
         """Return the logits after each prompt (prompts x 1 x vocabulary), and store the hidden states there.
 
-        All answers to a prompt start with them.
+        All answers to a prompt have the same first logits and hidden states.
         """
         logits = self.prompts.compute_logits(layers)[:, None]
         states = {layer: self.prompts.hidden[layer][:, None] for layer in layers}
@@ -271,16 +272,16 @@ class SharedGeneration:
                 (prompts x 1 x vocabulary).
             position: Number of the token in the answer.
         """
-        rows = self.batch.rows
+        indices = self.batch.answer_indices
         flat_logits = logits.flatten(0, 1)
-        if self.sampling is None:  # all answers are drafts; their tokens are set below
-            tokens = torch.empty_like(rows)
-        else:  # for simplicity, tokens are drawn for drafts too; they are replaced below
-            uniforms = self.uniforms[rows, position].view(len(flat_logits), -1)
+        if self.sampling is None:  # all answers are drafts, and `_choose_for_drafts` sets their tokens
+            tokens = torch.empty_like(indices)
+        else:  # drafts get random tokens, too, which `_choose_for_drafts` replaces
+            uniforms = self.uniforms[indices, position].view(len(flat_logits), -1)
             tokens, are_finite = draw_tokens_on_device(flat_logits, uniforms, self.sampling)
-            tokens = tokens.view_as(rows)
+            tokens = tokens.view_as(indices)
             self.are_finite.append(are_finite)
-        if self.statistics is not None and len(self.draft_indices):
+        if self.statistics is not None and len(self.draft_slots):
             self._choose_for_drafts(tokens.view(-1), flat_logits, self.statistics[:, :, position])
         return tokens
 
@@ -292,32 +293,29 @@ class SharedGeneration:
             logits: One row per answer; for the first token, one row per prompt, which all of its answers share.
             statistics: Logprob, entropy and margin of the next token (3 x prompts), changed in place.
         """
-        indices = self.draft_indices
-        # There is one draft per prompt. If there are as many rows, each row belongs to a prompt.
-        draft_logits = logits if len(logits) == len(indices) else logits[indices]
-        tokens[indices], logprobs, entropies, margins = compute_step_statistics(draft_logits)
+        slots = self.draft_slots
+        has_row_per_draft = len(logits) == len(slots)  # for the first token, or if there are only drafts
+        draft_logits = logits if has_row_per_draft else logits[slots]
+        tokens[slots], logprobs, entropies, margins = compute_step_statistics(draft_logits)
         self.are_finite.append(torch.isfinite(logprobs).all())
-        # `rows` are the original numbers of the answers, which are numbered prompt by prompt.
-        prompts = self.batch.rows.view(-1)[indices] // self.per_prompt
+        # Answers are numbered prompt by prompt, so the index of a draft tells its prompt.
+        prompts = self.batch.answer_indices.view(-1)[slots] // self.per_prompt
         statistics[:, prompts] = torch.stack([logprobs, entropies, margins])
 
     def append(self, chosen: torch.Tensor, position: int) -> None:
-        """Store the chosen token of each answer, and mark ended answers.
-
-        Ended answers get NO_TOKEN.
+        """Append the chosen token to each answer, or NO_TOKEN if the answer has ended, and mark ended answers.
 
         Args:
             chosen: The chosen tokens (prompts x answers).
             position: Index of the token in the answer.
         """
-        rows = self.batch.rows
-        was_open = ~self.has_ended[rows]
-        is_end = torch.isin(chosen, self.stop_ids)
-        stays_open = was_open & ~is_end
-        self.tokens[rows, position] = chosen.where(stays_open, torch.full_like(chosen, NO_TOKEN))
-        self.has_ended[rows] |= is_end
-        # With `past_end`, the model also reads the token that has just ended an answer.
-        self.reads_token = was_open if self.past_end else stays_open
+        indices = self.batch.answer_indices
+        had_ended = self.has_ended[indices]
+        has_ended = had_ended | torch.isin(chosen, self.stop_ids)
+        self.tokens[indices, position] = chosen.masked_fill(has_ended, NO_TOKEN)
+        self.has_ended[indices] = has_ended
+        # With `read_end_token`, an answer stays active until the model has read the token that ended the answer.
+        self.is_active = ~had_ended if self.read_end_token else ~has_ended
 
     def store_states(self, hidden: Mapping[int, torch.Tensor]) -> None:
         """Store the hidden states at the tokens just read, replacing earlier states.
@@ -327,57 +325,59 @@ class SharedGeneration:
         Args:
             hidden: Layer -> states of the answers in the batch (prompts x answers x width).
         """
-        rows = self.batch.rows
+        indices = self.batch.answer_indices
+        is_active = self.is_active[..., None]  # prompts x answers x 1
         for layer, new_states in hidden.items():
             stored = self.states.setdefault(layer, new_states.new_zeros(self.tokens.shape[0], new_states.shape[-1]))
-            stored[rows] = new_states.where(self.reads_token[..., None], stored[rows])
+            stored[indices] = new_states.where(is_active, stored[indices])
 
-    def compact(self, chosen: torch.Tensor, is_left: NDArray[np.bool_]) -> torch.Tensor:
+    def compact(self, chosen: torch.Tensor, is_active: NDArray[np.bool_]) -> torch.Tensor:
         """Remove ended answers from the batch to save work.
 
         The batch stays unchanged if little would be saved.
 
         Args:
             chosen: The tokens that the model reads next (prompts x answers).
-            is_left: Whether the model still reads tokens of each answer (prompts x answers).
+            is_active: Whether the model still reads tokens of each answer (prompts x answers).
 
         Returns:
             `chosen` without the removed answers.
         """
-        kept_prompts, kept_answers = self._choose_shape(is_left)
-        n_saved_steps = (is_left.size - kept_answers.size) * self.batch.n_left
-        min_steps = MIN_SAVED_STEPS.get(chosen.device.type, DEFAULT_MIN_SAVED_STEPS)
-        if kept_answers.size > COMPACTION_THRESHOLD * is_left.size or n_saved_steps < min_steps:
+        kept_prompts, kept_answers = self._choose_shape(is_active)
+        is_much_smaller = kept_answers.size <= COMPACTION_THRESHOLD * is_active.size
+        n_saved_steps = (is_active.size - kept_answers.size) * self.batch.n_steps_left
+        if not is_much_smaller or n_saved_steps < MIN_SAVED_STEPS.get(chosen.device.type, DEFAULT_MIN_SAVED_STEPS):
             return chosen
-        # Both are copied to the device at once, and separated there.
-        table = torch.from_numpy(np.column_stack([kept_prompts, kept_answers])).to(chosen.device)
-        prompts, answers = table[:, :1], table[:, 1:]
-        has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_left)))
+        prompts = torch.from_numpy(kept_prompts[:, None]).to(chosen.device)
+        answers = torch.from_numpy(kept_answers).to(chosen.device)
+        has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_active)))
         self.batch.select(prompts, answers, has_all_prompts=has_all_prompts)
-        self.reads_token = self.reads_token[prompts, answers]
-        if len(self.draft_indices):  # drafts are the first answers of their prompts: numbers 0, per_prompt, ...
-            self.draft_indices = (self.batch.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
+        self.is_active = self.is_active[prompts, answers]
+        if len(self.draft_slots):  # the drafts have the indices 0, per_prompt, 2 * per_prompt, ...
+            self.draft_slots = (self.batch.answer_indices.flatten() % self.per_prompt == 0).nonzero()[:, 0]
         return chosen[prompts, answers]
 
-    def _choose_shape(self, is_left: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Choose the answers to keep when ended answers are removed.
+    def _choose_shape(self, is_active: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Choose the shape of the batch (prompts x answers) after ended answers are removed.
 
-        The batch stays rectangular, so some ended answers may stay.
+        There are two possible shapes. One has a row for each active answer, and copies the prompt's cache to each row. The
+        other has a row for each prompt, and as many columns as the prompt with the most active answers needs. In the
+        second shape, some ended answers stay.
 
         Returns:
-            The indices of the prompts, and for each of them the indices of its answers (prompts x answers).
+            The index of the prompt of each row, and the indices of the row's answers (rows x columns).
         """
-        kept_prompts = np.flatnonzero(is_left.any(axis=1))  # prompts that have answers left
-        width = int(is_left.sum(axis=1).max())
+        prompts, answers = np.nonzero(is_active)  # of each active answer
+        active_prompts = np.flatnonzero(is_active.any(axis=1))
+        n_columns = int(is_active.sum(axis=1).max())
         cache = self.batch.cache
-        prompts, answers = np.nonzero(is_left)  # of each answer that is left
-        old_cache_size = len(is_left) * cache.prompt_width + is_left.size * cache.max_tokens
+        old_cache_size = len(is_active) * cache.prompt_width + is_active.size * cache.max_tokens
         copied_cache_size = len(prompts) * (cache.prompt_width + cache.max_tokens)
-        is_smaller = len(prompts) < COMPACTION_THRESHOLD * len(kept_prompts) * width
-        if is_smaller and copied_cache_size <= old_cache_size:
+        has_fewer_answers = len(prompts) < COMPACTION_THRESHOLD * len(active_prompts) * n_columns
+        if has_fewer_answers and copied_cache_size <= old_cache_size:
             return prompts, answers[:, None]
-        # Sorting by "has ended" (False before True) moves the answers that are left to the front of each row.
-        return kept_prompts, np.argsort(~is_left[kept_prompts], axis=1, kind="stable")[:, :width]
+        # Sorting by "has ended" (False before True) moves the active answers to the front of each row.
+        return active_prompts, np.argsort(~is_active[active_prompts], axis=1, kind="stable")[:, :n_columns]
 
     def check_finite(self) -> None:
         """Raise ModelError if any logits so far were not finite."""
@@ -400,7 +400,7 @@ class SharedGeneration:
 def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
     """Join several groups of prompts into one batch for generating the answers.
 
-    Reading prompts (prefill) needs more memory than generating answers.
+    Reading prompts (prefill) needs much memory, so it is done in small groups. Generating answers needs less.
 
     Args:
         parts: The groups after their prefill, with logits. To save memory, this function empties their caches.

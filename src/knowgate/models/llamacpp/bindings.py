@@ -24,6 +24,7 @@ OUTPUTS_PER_SEQUENCE_OFFSET, CALLBACK_OFFSET, CACHE_TYPES_OFFSET = 24, 88, 104
 # Defaults of embeddings, offload_kqv, no_perf, op_offload, swa_full and kv_unified, one byte each. They follow type_k,
 # type_v and some pointers.
 DEFAULT_SWITCHES, KV_UNIFIED_INDEX = bytes((0, 1, 1, 1, 1, 0)), 5
+MAX_POINTER_BYTES = 56  # seven pointers of 8 bytes
 LOG_LEVEL_ERROR = 4
 EVAL_CALLBACK_TYPE = ctypes.CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)
 LOG_CALLBACK_TYPE = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
@@ -106,7 +107,7 @@ def load_library() -> Any:
     for result, arguments, names in FUNCTION_SIGNATURES:
         for name in names.split():
             if not hasattr(library, name):
-                raise _make_release_error(f"the function {name} is missing")
+                raise _make_unsupported_error(f"the function {name} is missing")
             function = getattr(library, name)
             function.restype = result
             function.argtypes = arguments
@@ -121,8 +122,8 @@ def _find_library_file() -> Path:
     with require_extra("llamacpp:FILE.gguf", "llamacpp"):
         import xllamacpp
     files = [*Path(str(xllamacpp.__file__)).parent.glob("*.so")]
-    if not files:  # the case on Windows
-        raise _make_release_error("the library exports no functions on this system")
+    if not files:  # on Windows, the library is a .pyd file, which exports none of llama.cpp's functions
+        raise _make_unsupported_error("the library exports no functions on this system")
     return files[0]
 
 
@@ -142,16 +143,16 @@ def check_params_layout(defaults: bytes) -> int:
     has_null_callback = not any(defaults[CALLBACK_OFFSET : CALLBACK_OFFSET + 16])
     # The types of the cached keys and values are both 1 (float16).
     has_types = struct.unpack_from("<2i", defaults, CACHE_TYPES_OFFSET) == (1, 1)
-    # After the types come null pointers, at most seven of them (56 bytes), and then the switches, among them kv_unified.
-    end_of_types = CACHE_TYPES_OFFSET + 8
-    switches = defaults.find(DEFAULT_SWITCHES, end_of_types)
-    has_switches = end_of_types <= switches <= end_of_types + 56 and not any(defaults[end_of_types:switches])
-    if not (has_fields and has_types and has_null_callback and has_switches):
-        raise _make_release_error("the layout of llama.cpp's parameters is unknown")
-    return switches + KV_UNIFIED_INDEX
+    # After the types come null pointers, and then the switches, among them kv_unified.
+    fields_after_types = defaults[CACHE_TYPES_OFFSET + 8 :]
+    pointers, switches, _ = fields_after_types.partition(DEFAULT_SWITCHES)
+    has_switches = bool(switches) and len(pointers) <= MAX_POINTER_BYTES and not any(pointers)
+    if not (has_fields and has_null_callback and has_types and has_switches):
+        raise _make_unsupported_error("the layout of llama.cpp's parameters is unknown")
+    return CACHE_TYPES_OFFSET + 8 + len(pointers) + KV_UNIFIED_INDEX
 
 
-def _make_release_error(problem: str) -> UnsupportedSignal:
+def _make_unsupported_error(problem: str) -> UnsupportedSignal:
     """Return the error for a release of xllamacpp that cannot be used."""
     return UnsupportedSignal(
         f"this release of xllamacpp cannot be run in-process: {problem}. Install release {TESTED_RELEASE} (pip install "

@@ -91,14 +91,6 @@ class LlamaCppClassifier:
         """Return the text of tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _request_pair(self, ids: Sequence[int], pair: Sequence[int]) -> Any:
-        """Request the probabilities of two tokens after a prompt."""
-        # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
-        bias = [[token, LABEL_LOGIT_BIAS] for token in pair]
-        request = {"prompt": list(ids), "logit_bias": bias, **PAIR_REQUEST}
-        with self.lock:
-            return self.server.handle_completions(request)
-
     def score_token_pair(self, ids: Sequence[int], pair: Sequence[int]) -> float:
         """Return P(first) / (P(first) + P(second)) of two tokens that may follow a prompt.
 
@@ -113,7 +105,10 @@ class LlamaCppClassifier:
             raise BadInput(
                 f"the question makes a prompt of {len(ids)} tokens, but only {CONTEXT_TOKENS - 1} fit. Shorten the question."
             )
-        response = self._request_pair(ids, pair)
+        # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
+        bias = [[token, LABEL_LOGIT_BIAS] for token in pair]
+        with self.lock:
+            response = self.server.handle_completions({"prompt": list(ids), "logit_bias": bias, **PAIR_REQUEST})
         try:
             top = response["choices"][0]["logprobs"]["content"][0]["top_probs"]
             probabilities = {entry["id"]: float(entry["prob"]) for entry in top}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,7 +14,9 @@ from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.models.tokenization import count_common_tokens, find_common_prefix
 from knowgate.types import Sampling, Vector
 
-PREFIX_ROWS = 4  # first sequences of the engine, which hold prefixes; a few kinds of prompts alternate
+# The engine's sequences below this one hold cached prefixes: a few, because a few kinds of prompts alternate. Prompts and
+# answers are in this sequence and those after it.
+FIRST_PROMPT_SEQUENCE = 4
 MIN_PREFIX_TOKENS = 16
 MAX_PREFIX_TOKENS = 256  # kept of a single prompt, which may not come again; attention reads them for every sequence
 MIN_REUSE_SHARE = 0.75  # of the shared tokens: a cached prefix this long is used as it is
@@ -33,9 +35,9 @@ class SequenceState(GeneratedAnswer):
         limit: Maximum number of answer tokens.
         uniforms: Random numbers from 0 to 1, one for each token to draw; None to choose the most probable tokens.
         end: The token that ended the answer; None if it has not ended.
-        prefill_number: Number of the forward pass that read the prompt (prefill); -1 if it was not read yet. The next
-            prefill removes the sequence from the engine. Then prompt and answer must be computed again.
-        length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
+        prefill_number: Number of the prefill (forward pass over prompts) that read the prompt; -1 if it was not read yet.
+            The next prefill removes the sequence from the engine. Then prompt and answer must be read again.
+        length: Number of tokens of prompt and answer that the model has read: all of them, or all but the newest one.
     """
 
     prompt: list[int]
@@ -55,7 +57,7 @@ class SequenceState(GeneratedAnswer):
         An unfinished copy can be extended up to the limit.
         """
         cut = self.cut(limit)
-        end = self.end if cut.finished else None
+        end = self.end if cut.finished else None  # a shortened answer has not ended
         return replace(self, tokens=cut.tokens, steps=cut.steps, finished=cut.finished, limit=limit, end=end)
 
     @property
@@ -64,12 +66,12 @@ class SequenceState(GeneratedAnswer):
         return self.finished or len(self.tokens) >= self.limit
 
 
-def iter_decoding_steps(
+def complete_answers(
     engine: LlamaEngine, answers: list[SequenceState], logits: Vector, sampling: Sampling, layers: Sequence[int] = ()
-) -> Iterator[None]:
-    """Extend all answers until they are complete, yielding after each token.
+) -> None:
+    """Extend all answers until they are complete.
 
-    The model does not read the last token of an answer.
+    The last token of each answer stays unread, because no further token is chosen after it.
 
     Args:
         engine: The engine.
@@ -82,22 +84,22 @@ def iter_decoding_steps(
     logits = logits[np.array([not answer.is_complete for answer in answers], dtype=bool)]
     while incomplete:
         choose_tokens(incomplete, logits, sampling, engine)
-        yield
         incomplete = [answer for answer in incomplete if not answer.is_complete]
         if incomplete:
             logits = feed_last_tokens(engine, incomplete, layers)
 
 
 def feed_last_tokens(
-    engine: LlamaEngine, answers: Sequence[SequenceState], layers: Sequence[int] = (), *, feed_end: bool = False
+    engine: LlamaEngine, answers: Sequence[SequenceState], layers: Sequence[int] = (), *, read_end_token: bool = False
 ) -> Vector:
     """Let the model read the last token of each answer, and return the logits of the next token.
 
-    The hidden states of `layers` are stored in the answers. With `feed_end`, the model reads the token that ended an answer.
+    The hidden states of `layers` are stored in the answers. With `read_end_token`, the token that ended an answer counts as
+    the answer's last token.
     """
     inputs = []
     for answer in answers:
-        token = answer.end if feed_end and answer.end is not None else answer.tokens[-1]
+        token = answer.end if read_end_token and answer.end is not None else answer.tokens[-1]
         inputs.append(InputToken(token, position=answer.length, sequence=answer.sequence, needs_output=True))
     logits, states = engine.feed(inputs, layers)
     for number, answer in enumerate(answers):
@@ -107,9 +109,9 @@ def feed_last_tokens(
 
 
 def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """Append the next token to each answer.
+    """Append the next token to each answer, or mark the answer as finished if the token is an end token.
 
-    Answers with random numbers (`uniforms`) are sampled, the others are greedy. `logits` are answers x vocabulary.
+    Answers with random numbers (`uniforms`) are sampled. Answers without them are greedy. `logits` are answers x vocabulary.
     """
     for answer, answer_logits in zip(answers, logits, strict=True):
         token, steps = _choose_token(answer, answer_logits, sampling)
@@ -123,7 +125,7 @@ def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sa
 
 def _choose_token(answer: SequenceState, logits: Vector, sampling: Sampling) -> tuple[int, list[TokenStep]]:
     """Return the next token of an answer, and a list of its statistics. The list is empty for a drawn token."""
-    if answer.uniforms is None:
+    if answer.uniforms is None:  # a greedy answer needs no random numbers
         step = pick_greedy_step(logits)
         return step.token, [step]
     uniform = float(answer.uniforms[len(answer.tokens)])
@@ -152,7 +154,7 @@ def draw_token(logits: Vector, uniform: float, sampling: Sampling) -> int:
     """
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
     probabilities = np.exp(log_softmax(scaled))
-    if sampling.is_whole:  # neither top_k nor top_p excludes tokens
+    if sampling.keeps_all_tokens:  # neither top_k nor top_p excludes tokens
         return _invert_cdf(probabilities, uniform)
     return _draw_from_top(probabilities, uniform, sampling)
 
@@ -206,45 +208,45 @@ class EnginePrefixCache:
     Args:
         prefixes: Sequence number -> its tokens; the one used last is at the end.
         times_cleared: How often the engine had been cleared when the prefixes were computed.
-        n_prefills: Number of forward passes over prompts so far. Each replaces the sequences of the one before, so this
-            number tells whether the sequence of a draft is still there.
+        n_prefills: Number of prefills (forward passes over prompts) so far. Each prefill replaces the prompts and answers
+            of the one before, so this number tells whether the engine still holds a draft.
     """
 
     prefixes: dict[int, list[int]] = field(default_factory=dict)
     times_cleared: int = 0
     n_prefills: int = 0
 
-    def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
-        """Remove earlier prompts from the engine, and copy the best cached prefix to each new prompt.
+    def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_tokens: int, max_length: int) -> int:
+        """Remove earlier prompts from the engine, and start each new prompt with a cached prefix that all prompts share.
 
         Args:
             engine: The engine.
             ids: Token ids of each prompt.
-            n_cells: Number of tokens of all prompts and answers. If the engine has no room for them beside the
-                cached prefixes, the cache is cleared.
+            n_tokens: Number of tokens to make room for: those of the prompts and of their future answers. If the
+                engine has no room for them beside the cached prefixes, the cache is cleared.
             max_length: Maximum number of tokens to take from the cache.
 
         Returns:
             How many tokens at the start of each prompt came from the cache. The model need not read them again.
         """
         self.n_prefills += 1
-        self._make_room(engine, n_cells)
+        self._make_room(engine, n_tokens)
         prefix = self._find_prefix(engine, ids)
         length = min(prefix.length, max_length)
         if length:
             self.prefixes[prefix.sequence] = self.prefixes.pop(prefix.sequence)  # moves it to the end: used last
             for index in range(len(ids)):
-                engine.copy(prefix.sequence, PREFIX_ROWS + index, length)
+                engine.copy(prefix.sequence, FIRST_PROMPT_SEQUENCE + index, length)
         return length
 
-    def _make_room(self, engine: LlamaEngine, n_cells: int) -> None:
-        """Make room for `n_cells` tokens: remove earlier prompts and answers from the engine.
+    def _make_room(self, engine: LlamaEngine, n_tokens: int) -> None:
+        """Make room for `n_tokens` tokens: remove earlier prompts and answers from the engine.
 
         Cached prefixes are removed only if more room is needed.
         """
         n_cached = sum(map(len, self.prefixes.values()))
         was_cleared = self.times_cleared != engine.times_cleared  # then the engine no longer holds the prefixes
-        has_room = n_cached + n_cells <= engine.cells
+        has_room = n_cached + n_tokens <= engine.cells
         if was_cleared or not has_room:
             self.prefixes.clear()
             engine.clear()
@@ -259,7 +261,7 @@ class EnginePrefixCache:
         Short prompts, and prompts taken mostly from the cache, are skipped.
 
         Args:
-            engine: The engine, which holds the prompt in sequence PREFIX_ROWS.
+            engine: The engine, which holds the prompt in FIRST_PROMPT_SEQUENCE.
             tokens: Token ids of the prompt.
             reused: How many tokens at its start came from the cache.
         """
@@ -267,13 +269,13 @@ class EnginePrefixCache:
         if reused < MIN_REUSE_SHARE * n_reusable and len(tokens) > MIN_PREFIX_TOKENS:
             sequence = self._free_sequence(engine)
             prefix = tokens[:MAX_PREFIX_TOKENS]
-            engine.copy(PREFIX_ROWS, sequence, len(prefix))
+            engine.copy(FIRST_PROMPT_SEQUENCE, sequence, len(prefix))
             self.prefixes[sequence] = prefix
 
     def _find_prefix(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
-        """Return the best cached prefix of all prompts, or NO_PREFIX.
+        """Return the longest cached prefix that all prompts share, or NO_PREFIX.
 
-        If the prompts share many more tokens than it has, a longer prefix is cached.
+        If the prompts share many more tokens, these are cached as a new prefix first.
         """
         shared = find_common_prefix(ids)
         candidates = [
@@ -290,7 +292,7 @@ class EnginePrefixCache:
 
         Args:
             engine: The engine.
-            best: The cached prefix with the most of these tokens. They are copied; only the others are computed.
+            best: The cached prefix with the most of the shared tokens. Only the other shared tokens are computed.
             shared: The shared tokens.
         """
         sequence = self._free_sequence(engine, excluding=best.sequence)
@@ -306,7 +308,7 @@ class EnginePrefixCache:
 
         The sequence `excluding` is never evicted.
         """
-        empty = [sequence for sequence in range(PREFIX_ROWS) if sequence not in self.prefixes]
+        empty = [sequence for sequence in range(FIRST_PROMPT_SEQUENCE) if sequence not in self.prefixes]
         evictable = [sequence for sequence in self.prefixes if sequence != excluding]  # least recently used first
         sequence = [*empty, *evictable][0]
         self.prefixes.pop(sequence, None)

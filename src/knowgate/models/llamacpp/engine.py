@@ -97,15 +97,19 @@ class LlamaEngine:
         return context
 
     def _make_params(self) -> bindings.OpaqueParams:
-        """Make the parameters of a context, which are written to their places in a C structure."""
+        """Return llama.cpp's default parameters of a context, with other values for some of them.
+
+        The C structure is opaque here, so each value is written at its offset in bytes.
+        """
         params: bindings.OpaqueParams = self.lib.llama_context_default_params()
         kv_unified_offset = bindings.check_params_layout(bytes(params.bytes))
         # The first four fields are n_ctx, n_batch, n_ubatch and n_seq_max.
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
+        # By default, a sequence may have one output per batch. With 0, it may have several.
         struct.pack_into("<I", params.bytes, bindings.OUTPUTS_PER_SEQUENCE_OFFSET, 0)
         callback = ctypes.cast(self._eval_callback, ctypes.c_void_p).value or 0
         struct.pack_into("<Q", params.bytes, bindings.CALLBACK_OFFSET, callback)
-        params.bytes[kv_unified_offset] = 1
+        params.bytes[kv_unified_offset] = True  # all sequences share one key-value cache
         return params
 
     def _check_sizes(self, context: Any) -> None:

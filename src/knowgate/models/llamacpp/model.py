@@ -23,13 +23,13 @@ from knowgate.errors import BadSetting, WeightsError
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
 from knowgate.models.embedded_weights import fetch_verified_file
 from knowgate.models.llamacpp import decoding
-from knowgate.models.llamacpp.decoding import PREFIX_ROWS, EnginePrefixCache, SequenceState
+from knowgate.models.llamacpp.decoding import FIRST_PROMPT_SEQUENCE, EnginePrefixCache, SequenceState
 from knowgate.models.llamacpp.engine import MAX_SEQUENCES, EngineTokenizer, InputToken, LlamaEngine, log_softmax
 from knowgate.models.local_backend import LocalBackend, get_max_tokens
 from knowgate.models.tokenization import LabelPromptTokens, split_positions
 from knowgate.types import Completion, Prompt, Reading, Sampling, SignalRequest, Vector
 
-EMBEDDED_MODEL = "smollm"  # the spec llamacpp:smollm names the embedded model's file
+DOWNLOADED_MODEL = "smollm"  # the spec llamacpp:smollm stands for a file that knowgate downloads
 MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention reads all of them for every sequence
 
 
@@ -38,7 +38,7 @@ class LlamaCppModel(LocalBackend):
     """A model in a GGUF file (`llamacpp:FILE.gguf`), loaded on first use, for one thread at a time.
 
     Args:
-        source: The file, or 'smollm' for the embedded model.
+        source: The file, or 'smollm' for knowgate's default model.
         lock: Held while the engine is used.
         prefix_cache: Prompt prefixes in the engine's cache.
     """
@@ -54,8 +54,8 @@ class LlamaCppModel(LocalBackend):
 
     @functools.cached_property
     def file(self) -> Path:
-        """The GGUF file; the embedded one is downloaded on first use."""
-        file = fetch_verified_file(EMBEDDED_MODEL) if self.source == EMBEDDED_MODEL else expand_path(self.source)
+        """The GGUF file. That of 'smollm' is downloaded on first use."""
+        file = fetch_verified_file(DOWNLOADED_MODEL) if self.source == DOWNLOADED_MODEL else expand_path(self.source)
         if not file.is_file():
             raise WeightsError(f"the GGUF file '{file}' does not exist. Check the path, or see: knowgate models")
         return file
@@ -105,7 +105,8 @@ class LlamaCppModel(LocalBackend):
             for group in self._group_prompts([len(prompt.ids) for prompt in prompts], samples=0, max_tokens=1):
                 members = [prompts[i] for i in group]
                 ids = [prompt.ids for prompt in members]
-                values, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in members])
+                outputs = [prompt.positions for prompt in members]
+                values, _ = self._prefill(ids, layers=(), n_tokens=sum(map(len, ids)), outputs=outputs)
                 results = split_positions(values[:, list(label_ids)], members)
                 logits |= dict(zip(group, results, strict=True))
         return [logits[i] for i in range(len(prompts))]
@@ -114,10 +115,11 @@ class LlamaCppModel(LocalBackend):
         """Return the mean log-probability of the tokens of each answer after its prompt."""
         scores = []
         for ids, answer in zip(prompts, answers, strict=True):
-            # The logits after each token predict the next one: from the prompt's last token to the answer's last but one.
+            # The logits after each token predict the next one, so those after the answer's last token are not needed.
             tokens = [*ids, *answer[:-1]]
+            outputs = range(len(ids) - 1, len(tokens))  # from the prompt's last token to the answer's last but one
             with self.lock:
-                logits, _ = self._prefill([tokens], (), len(tokens), [range(len(ids) - 1, len(tokens))])
+                logits, _ = self._prefill([tokens], layers=(), n_tokens=len(tokens), outputs=[outputs])
             logp = log_softmax(logits)
             scores.append(float(np.mean([logp[step, token] for step, token in enumerate(answer)])))
         return scores
@@ -127,15 +129,20 @@ class LlamaCppModel(LocalBackend):
     def _group_prompts(self, lengths: Sequence[int], samples: int, max_tokens: int) -> list[list[int]]:
         """Return groups of prompt indices, so that each group fits the engine's cache.
 
-        Prompts of similar length share a group. `samples` is their number per prompt.
+        Prompts of similar length share a group.
+
+        Args:
+            lengths: Number of tokens of each prompt.
+            samples: Number of samples per prompt.
+            max_tokens: Maximum number of tokens per answer.
         """
-        n_sequences = 1 + samples  # that a prompt needs: one for the draft, and one for each sample
-        n_available = MAX_SEQUENCES - PREFIX_ROWS
-        if n_sequences > n_available:
+        sequences_per_prompt = 1 + samples  # one for the draft, and one for each sample
+        n_available = MAX_SEQUENCES - FIRST_PROMPT_SEQUENCE
+        if sequences_per_prompt > n_available:
             raise BadSetting(f"samples={samples} is too many for a model llamacpp:FILE. Use at most {n_available - 1}.")
-        max_prompts = n_available // n_sequences  # per group
+        max_prompts = n_available // sequences_per_prompt  # per group
         max_group_tokens = min(MAX_CONCURRENT_TOKENS, self.context_window)
-        sizes = [length + n_sequences * max_tokens for length in lengths]
+        sizes = [length + sequences_per_prompt * max_tokens for length in lengths]
         return _group_by_size(sizes, max_group_tokens, max_prompts)
 
     def _read_group(self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest) -> list[Reading]:
@@ -149,11 +156,10 @@ class LlamaCppModel(LocalBackend):
         drafts = self._start_drafts(ids, states, request.draft_tokens)
         samples = self._start_samples(drafts, prompts, request)
         self._decode(drafts, samples, logits, request)
-        readings = []
-        for i, draft in enumerate(drafts):
-            own_samples = samples[i * request.samples : (i + 1) * request.samples]
-            readings.append(self._make_reading(draft, states[i], own_samples, request))
-        return readings
+        n = request.samples
+        prompt_samples = [samples[i * n : (i + 1) * n] for i in range(len(drafts))]
+        parts = zip(drafts, states, prompt_samples, strict=True)
+        return [self._make_reading(draft, end_states, drawn, request) for draft, end_states, drawn in parts]
 
     def _start_drafts(
         self, ids: list[list[int]], states: Sequence[dict[int, Vector]], max_tokens: int
@@ -161,8 +167,8 @@ class LlamaCppModel(LocalBackend):
         """Return an empty draft for each prompt that the model has just read."""
         drafts = []
         for i, prompt in enumerate(ids):
-            draft = SequenceState(prompt=prompt, sequence=PREFIX_ROWS + i, limit=max_tokens, states=states[i])
-            draft.prefill_number = self.prefix_cache.n_prefills
+            draft = SequenceState(prompt=prompt, sequence=FIRST_PROMPT_SEQUENCE + i, limit=max_tokens, states=states[i])
+            draft.prefill_number = self.prefix_cache.n_prefills  # the prefill that has just read the prompt
             drafts.append(draft)
         return drafts
 
@@ -178,22 +184,21 @@ class LlamaCppModel(LocalBackend):
         layers = sorted({*draft_layers, *sample_layers})
         first_logits = np.concatenate([logits, np.repeat(logits, request.samples, axis=0)])
         answers = [*drafts, *samples]
-        for _ in decoding.iter_decoding_steps(self.engine, answers, first_logits, request.sampling, layers):
-            pass
+        decoding.complete_answers(self.engine, answers, first_logits, request.sampling, layers)
         if draft_layers:
-            self._feed_ends(drafts, layers, feed_end=False)
+            self._read_ends(drafts, layers, read_end_token=False)
         if sample_layers:
-            self._feed_ends(samples, layers, feed_end=request.sample_end)
+            self._read_ends(samples, layers, read_end_token=request.sample_end)
 
     def _make_reading(
         self, draft: SequenceState, states: dict[int, Vector], samples: list[SequenceState], request: SignalRequest
     ) -> Reading:
         """Make the reading of one prompt. `states` are those at the end of the prompt, by layer."""
-        # Negative layer numbers in the request count from the end. The modulo makes them positive.
         layers_after = request.layers if request.after_draft else ()
         sample_states = [sample.states[layer] for layer in self._sample_layers(request) for sample in samples]
         return Reading(
             draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
+            # Negative layer numbers in the request count from the end. The modulo makes them positive.
             hidden={layer: states[layer % self.depth] for layer in request.layers},
             hidden_after={layer: draft.states[layer % self.depth] for layer in layers_after},
             samples=tuple(self._make_completion(sample) for sample in samples),
@@ -202,28 +207,29 @@ class LlamaCppModel(LocalBackend):
         )
 
     def _prefill(
-        self, ids: Sequence[list[int]], layers: Sequence[int], n_cells: int, outputs: Sequence[Sequence[int]] = ()
+        self, ids: Sequence[list[int]], layers: Sequence[int], n_tokens: int, outputs: Sequence[Sequence[int]] = ()
     ) -> tuple[Vector, dict[int, Vector]]:
-        """Let the model read prompts in parallel.
+        """Let the model read prompts in parallel, each in its own sequence of the engine.
 
-        Beginnings in the prefix cache are skipped. The first prompt gets sequence PREFIX_ROWS.
+        Beginnings in the prefix cache are skipped. The first prompt gets FIRST_PROMPT_SEQUENCE, the others the sequences
+        after it.
 
         Args:
             ids: Token ids of each prompt.
             layers: Layers whose hidden states are returned.
-            n_cells: Number of tokens to make room for: those of the prompts and of their answers.
+            n_tokens: Number of tokens to make room for: those of the prompts and of their future answers.
             outputs: Positions in each prompt whose logits and states are returned; by default the last position.
 
         Returns:
             The logits (positions x vocabulary), and the hidden states by layer (positions x width).
         """
         positions = [set(prompt_outputs) for prompt_outputs in outputs] or [{len(tokens) - 1} for tokens in ids]
-        # Cached tokens have no output, so only tokens before the first of these positions are taken from the cache.
+        # Cached tokens have no output, so only tokens before the first output are taken from the cache.
         first_output = min(min(prompt_positions) for prompt_positions in positions)
-        reused = self.prefix_cache.start(self.engine, ids, n_cells=n_cells, max_length=first_output)
+        reused = self.prefix_cache.start(self.engine, ids, n_tokens=n_tokens, max_length=first_output)
         inputs: list[InputToken] = []
         for row, tokens in enumerate(ids):
-            inputs += _list_unread_tokens(tokens, reused, PREFIX_ROWS + row, positions[row])
+            inputs += _list_unread_tokens(tokens, reused, FIRST_PROMPT_SEQUENCE + row, positions[row])
         result = self.engine.feed(inputs, layers)
         if len(ids) == 1:
             self.prefix_cache.keep(self.engine, ids[0], reused)
@@ -233,26 +239,27 @@ class LlamaCppModel(LocalBackend):
         self, drafts: Sequence[SequenceState], prompts: Sequence[Prompt], request: SignalRequest
     ) -> list[SequenceState]:
         """Create empty samples. Each gets a copy of its prompt's sequence in the engine."""
+        first_sequence = FIRST_PROMPT_SEQUENCE + len(drafts)  # after those of the drafts
         samples: list[SequenceState] = []
         for draft, prompt in zip(drafts, prompts, strict=True):
             for uniforms in draw_uniforms(prompt, request):
                 sample = draft.copy(request.sample_tokens)
                 sample.uniforms = uniforms
-                sample.sequence = PREFIX_ROWS + len(drafts) + len(samples)
+                sample.sequence = first_sequence + len(samples)
                 self.engine.copy(draft.sequence, sample.sequence, draft.length)
                 samples.append(sample)
         return samples
 
-    def _feed_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, feed_end: bool) -> None:
-        """Let the model read the last tokens of answers, and store the hidden states there.
+    def _read_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, read_end_token: bool) -> None:
+        """Let the model read the last token of each answer, and store the hidden states there.
 
-        Generation leaves these tokens unread. Empty answers keep the states of their prompt. With `feed_end`, the model
-        also reads tokens that ended answers.
+        Generation leaves the last token that it has chosen unread. With `read_end_token`, this includes the end tokens of
+        finished answers. Empty answers keep the states of their prompt.
         """
         not_empty = [answer for answer in answers if answer.tokens or answer.finished]
-        unread = [answer for answer in not_empty if feed_end or not answer.finished]
+        unread = [answer for answer in not_empty if read_end_token or not answer.finished]
         if unread:
-            decoding.feed_last_tokens(self.engine, unread, layers, feed_end=feed_end)
+            decoding.feed_last_tokens(self.engine, unread, layers, read_end_token=read_end_token)
 
     # --- continuing a draft -----------------------------------------------------------------------
 
@@ -265,7 +272,7 @@ class LlamaCppModel(LocalBackend):
             answer = check_resume_handle(resume, SequenceState).copy(max_tokens)
         else:
             ids = self._encode([prompt], max_tokens)[0]
-            answer = SequenceState(prompt=ids, sequence=PREFIX_ROWS, limit=max_tokens)
+            answer = SequenceState(prompt=ids, sequence=FIRST_PROMPT_SEQUENCE, limit=max_tokens)
         return answer, self._iter_steps(answer)
 
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
@@ -293,14 +300,15 @@ class LlamaCppModel(LocalBackend):
 
         Prompt and answer are read again if the engine lost them.
         """
-        is_cached = answer.prefill_number == self.prefix_cache.n_prefills
-        if not is_cached or not answer.tokens:
-            n_cells = len(answer.prompt) + answer.limit
-            logits, _ = self._prefill([[*answer.prompt, *answer.tokens]], (), n_cells)
-            answer.sequence = PREFIX_ROWS
+        # Each prefill removes the earlier prompts and answers from the engine.
+        is_in_engine = answer.prefill_number == self.prefix_cache.n_prefills
+        if not is_in_engine or not answer.tokens:
+            n_tokens = len(answer.prompt) + answer.limit
+            logits, _ = self._prefill([[*answer.prompt, *answer.tokens]], layers=(), n_tokens=n_tokens)
+            answer.sequence = FIRST_PROMPT_SEQUENCE
             answer.prefill_number = self.prefix_cache.n_prefills
             return logits
-        # The logits after the last token are needed, so the model reads this token (again).
+        # The engine keeps no logits, so the model reads the last token (again) to get those after it.
         answer.length = len(answer.prompt) + len(answer.tokens) - 1
         self.engine.truncate(answer.sequence, answer.length)
         return decoding.feed_last_tokens(self.engine, [answer])

@@ -187,18 +187,18 @@ def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
     A body that begins with { or [ is JSON and yielded as one line.
     """
-    # The pieces of a line that has not ended yet. Joining them for every chunk would take quadratic time.
-    pieces: list[bytes] = []
+    # The pieces of the line that has not ended yet. Joining them for every chunk would take quadratic time.
+    open_line: list[bytes] = []
     is_json = None  # not known before the first chunk with text
     for chunk in chunks:
         if is_json is None and chunk.strip():
             is_json = chunk.lstrip().startswith((b"{", b"["))
-        end_of_line, *new_lines = [chunk] if is_json else chunk.split(b"\n")
-        pieces.append(end_of_line)
-        for beginning in new_lines:
-            yield b"".join(pieces).decode(errors="replace").removesuffix("\r")
-            pieces = [beginning]
-    yield b"".join(pieces).strip().decode(errors="replace")
+        continuation, *new_lines = [chunk] if is_json else chunk.split(b"\n")
+        open_line.append(continuation)
+        for new_line in new_lines:  # a line break ends the open line
+            yield b"".join(open_line).decode(errors="replace").removesuffix("\r")
+            open_line = [new_line]
+    yield b"".join(open_line).strip().decode(errors="replace")
 
 
 def find_api_key() -> tuple[str, str]:

@@ -113,7 +113,7 @@ class HiddenStateReader:
 
     def _read_vllm(self, ids: Sequence[int]) -> Vector:
         """Send token ids to vLLM, and read the hidden states from the file that it writes."""
-        # vLLM writes a file for every request. It is deleted after other requests, but report=False keeps this one.
+        # vLLM writes a file of hidden states for every request. `complete_ids` deletes it, unless report=False.
         response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
         params = response.get("kv_transfer_params") if isinstance(response, dict) else None
         path = params.get("hidden_states_path") if isinstance(params, dict) else None
@@ -184,6 +184,7 @@ def delete_states_files(folder: Path, response_id: str) -> None:
 
 def locate_states_file(folder: Path, server_path: str) -> Path:
     """Return the file in `folder` with the same name as `server_path`."""
+    # The server may run on Linux or Windows, so both / and \ separate folders.
     name = PureWindowsPath(PurePosixPath(server_path).name).name
     if not FILE_NAME_PATTERN.fullmatch(name):
         raise ModelError(f"the server sent an invalid file name for hidden states: '{name[:80]}'. Update the server.")
@@ -202,20 +203,17 @@ def _wait_and_delete(file: Path, timeout: float = FILE_TIMEOUT) -> Iterator[None
     try:
         while not _is_written(file, lock):
             if time.monotonic() > deadline:
-                raise _make_timeout_error(file)
+                raise ModelError(
+                    f"the server's file '{file.name}' of hidden states is missing or incomplete in '{file.parent}'. Append "
+                    "#layers=...&storage=DIR to the server's URL. DIR is the server's shared_storage_path, as seen from "
+                    "this machine."
+                )
             time.sleep(POLL_INTERVAL)
         yield
     finally:
         for path in (file, lock):
             with contextlib.suppress(OSError):  # this machine may not be allowed to write to the folder
                 path.unlink(missing_ok=True)
-
-
-def _make_timeout_error(file: Path) -> ModelError:
-    return ModelError(
-        f"the server's file '{file.name}' of hidden states is missing or incomplete in '{file.parent}'. Append "
-        "#layers=...&storage=DIR to the server's URL. DIR is the server's shared_storage_path, as seen from this machine."
-    )
 
 
 def _is_written(file: Path, lock: Path) -> bool:

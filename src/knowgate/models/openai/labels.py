@@ -55,7 +55,7 @@ class ServerLabelReader:
         """Check that the server can predict labels, such as 'true', inside the prompt.
 
         Raises:
-            BadSetting: The prompt is a chat message, which can have only one label, at its end.
+            BadSetting: The prompt is a chat prompt. Only raw prompts can have labels inside.
             UnsupportedSignal: The server cannot read labels inside a prompt.
         """
         if not prompt.raw:
@@ -87,9 +87,9 @@ class ServerLabelReader:
         return np.array(rows, dtype=np.float32)
 
     def read_first_labels(self, prompt: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
-        """Return the log-probabilities of labels, such as 'true', as the first answer token.
+        """Return the log-probability that the answer begins with a label, such as 'true', for each label.
 
-        Improbable labels are included.
+        The top log-probabilities of the API lack improbable labels. This method returns these, too.
 
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
@@ -98,8 +98,8 @@ class ServerLabelReader:
             labels_by_token = self._find_label_tokens(labels)
         except ModelError:  # a gateway hides the tokenizer
             return []
-        request = self._request_first_sglang if self._endpoint.server == "sglang" else self._request_first_vllm
-        logprobs = request(prompt, list(labels_by_token))
+        read = self._read_first_token_sglang if self._endpoint.server == "sglang" else self._read_first_token_vllm
+        logprobs = read(prompt, list(labels_by_token))
         return [(labels_by_token[token], value) for token, value in logprobs.items() if token in labels_by_token]
 
     def _find_label_tokens(self, labels: Sequence[str]) -> dict[int, str]:
@@ -112,10 +112,10 @@ class ServerLabelReader:
                     labels_by_token[ids[0]] = label
         return labels_by_token
 
-    def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
-        """Return the log-probability of each token as the first answer token, from SGLang.
+    def _read_first_token_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
+        """Request from SGLang how probable each of the tokens `ids` is as the first token of the answer.
 
-        Empty if the server does not support this.
+        Returns token -> log-probability; empty if the server does not support this.
         """
         try:
             prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
@@ -127,10 +127,10 @@ class ServerLabelReader:
             logprobs = _get_listed(response["meta_info"]["output_token_ids_logprobs"][0], ids)
         return dict(zip(ids, logprobs, strict=True))
 
-    def _request_first_vllm(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
-        """Return the log-probability of each token as the first answer token, from vLLM.
+    def _read_first_token_vllm(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
+        """Request from vLLM how probable each of the tokens `ids` is as the first token of the answer.
 
-        Empty if the server does not support this.
+        Returns token -> log-probability; empty if the server does not support this.
         """
         fields = {
             **NEUTRAL_SAMPLING,
@@ -140,7 +140,7 @@ class ServerLabelReader:
             "logprob_token_ids": ids,
         }
         tokens = None
-        # A server without `logprob_token_ids` refuses it. It answers 500 if it also extracts hidden states.
+        # Servers that do not know `logprob_token_ids` refuse the request. Those that extract hidden states fail (500).
         with ignore_refusals(400, 422, 500):
             tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         return {_parse_token_id(text): value for text, value in tokens[0].top} if tokens else {}
@@ -168,13 +168,14 @@ class ServerLabelReader:
 def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> Any:
     """Request the log-probabilities of labels, such as Yes and No, from vLLM.
 
-    Servers without `logprob_token_ids` list the `top` tokens instead.
+    Servers that do not know the field `logprob_token_ids` list the `top` most probable tokens instead.
     """
     logprob_fields = {"logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
     fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, **logprob_fields}
     if endpoint.lists_requested_tokens:
         with ignore_refusals(400, 422):
             return endpoint.complete_ids(tokens.ids, {**fields, "logprob_token_ids": list(label_ids)})
+    # Either the server refused the field, or it would crash on it.
     return endpoint.complete_ids(tokens.ids, fields)
 
 
@@ -182,7 +183,8 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
     """Return each label's log-probability at each position of the prompt (positions x labels).
 
-    vLLM lists what may follow a token in the entry of the next token.
+    vLLM's entry of a token lists the candidates for this token itself. So the candidates after position p are in entry
+    p + 1.
     """
     choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
@@ -203,8 +205,13 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
     """Return the log-probability of each label at one position.
 
-    An unlisted label gets an upper bound: the log-probability of the last of the `top` most probable tokens. `listed` also
-    has the token that the prompt has at this position, which may be improbable.
+    Labels that the server does not list get an upper bound: the log-probability of the last of the `top` most probable
+    tokens.
+
+    Args:
+        listed: Token -> log-probability, of the tokens that the server lists.
+        label_ids: First tokens of the labels.
+        top: Number of most probable tokens that were requested.
     """
     if all(label in listed for label in label_ids):
         return [listed[label] for label in label_ids]
@@ -212,6 +219,7 @@ def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int
         raise ModelError(
             f"the server returned only {len(listed)} of {top} requested token probabilities. Raise its option max-logprobs."
         )
+    # There may be one token more, the prompt's own, which is listed even if it is improbable.
     bound = sorted(listed.values(), reverse=True)[top - 1]
     return [listed.get(label, bound) for label in label_ids]
 
@@ -241,7 +249,8 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
     """Return each label's log-probability at each position of the prompt (positions x labels).
 
-    SGLang lists what may follow a token in the entry of the next token.
+    SGLang's entry of a token lists the candidates for this token itself. So the candidates after position p are in entry
+    p + 1. The response has entries only from the first label position on.
     """
     meta = response["meta_info"]
     first_position = tokens.positions[0]

@@ -93,7 +93,7 @@ class OpenAIModel(SinglePromptBackend):
         offered = {Signal.DRAFT, Signal.SAMPLES, Signal.TOOLS}
         if self._endpoint.capabilities.logprobs:
             offered.add(Signal.LOGPROBS)
-        if self._endpoint.capabilities.top > 1:
+        if self._endpoint.capabilities.max_top_tokens > 1:
             offered.add(Signal.LABELS)
         if self._state_reader is not None:
             offered.add(Signal.HIDDEN)
@@ -161,15 +161,17 @@ class OpenAIModel(SinglePromptBackend):
                 yield answer.text
             return answer
 
-        def open_stream(start: Completion) -> Generator[Any, None, None]:
+        def stream_rest(start: Completion) -> Generator[Any, None, None]:
             fields = self._make_greedy_fields(draft.prompt, max_tokens - start.n_tokens)
             return self._open_stream(draft.prompt, fields, start.text)
 
-        start, chunks = self._endpoint.send_draft(draft, open_stream)
+        # `start` is the part of the answer that the server continues: the draft, or nothing.
+        start, chunks = self._endpoint.continue_draft(draft, stream_rest)
         if start.text:
             yield start.text
         response = yield from responses.assemble_stream(chunks)
-        return self._check_logprobs(responses.join_completions(start, responses.parse_completions(response)[0]))
+        rest = responses.parse_completions(response)[0]
+        return self._check_logprobs(responses.join_completions(start, rest))
 
     def _read_draft(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return the draft of one prompt and the requested hidden states.
@@ -193,7 +195,7 @@ class OpenAIModel(SinglePromptBackend):
     def _request_draft(self, prompt: Prompt, request: SignalRequest) -> tuple[Completion, list[int]]:
         """Request a draft. Its token ids are returned only if hidden states after it are needed."""
         needs_ids = bool(request.layers) and request.after_draft
-        top = WIDE_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
+        top = WIDE_TOP_TOKENS if request.entropies else None
         fields = self._make_greedy_fields(prompt, request.draft_tokens, top=top)
         if needs_ids:
             fields["return_token_ids"] = True
@@ -216,14 +218,15 @@ class OpenAIModel(SinglePromptBackend):
             fields = self._make_greedy_fields(prompt, max_tokens - start.n_tokens, seed)
             return self._endpoint.complete_prompt(prompt, fields, start.text)
 
-        start, response = self._endpoint.send_draft(draft, request_rest)
+        # `start` is the part of the answer that the server continues: the draft, or nothing.
+        start, response = self._endpoint.continue_draft(draft, request_rest)
         rest = responses.parse_completions(response)[0]
-        if self._endpoint.server == DRAFT_REPEATING_SERVER and not prompt.raw:
+        if self._endpoint.server == DRAFT_REPEATING_SERVER and not prompt.raw:  # the response begins with `start`
             rest = replace(rest, text=rest.text.removeprefix(start.text))
         return self._check_logprobs(responses.join_completions(start, rest))
 
     def _make_greedy_fields(
-        self, prompt: Prompt, max_tokens: int, seed: int | None = None, top: int = MARGIN_TOP_TOKENS
+        self, prompt: Prompt, max_tokens: int, seed: int | None = None, top: int | None = None
     ) -> dict[str, Any]:
         """Return the request fields for a greedy answer, with log-probabilities if the server supports them.
 
@@ -231,18 +234,18 @@ class OpenAIModel(SinglePromptBackend):
             prompt: The prompt.
             max_tokens: Maximum number of tokens of the answer.
             seed: Seed to send, if the server accepts one.
-            top: Number of most probable tokens to list at each position. By default, it is reduced to what the server
-                supports. Callers pass larger values only if `has_entropies` has shown that the server allows them.
+            top: Number of most probable tokens that the server shall list at each position. It is sent unchecked, so pass
+                it only if `has_entropies` is true. None for as many as the margin needs, or fewer if the server lists fewer.
         """
         fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._make_seed_field(seed)}
         capabilities = self._endpoint.capabilities
         if capabilities.logprobs:
-            n_listed = top if top > MARGIN_TOP_TOKENS else min(top, capabilities.top)
+            n_listed = min(MARGIN_TOP_TOKENS, capabilities.max_top_tokens) if top is None else top
             fields |= make_logprob_fields(prompt, n_listed)
         return fields
 
     def _make_seed_field(self, seed: int | None) -> dict[str, int]:
-        return {} if seed is None or not self._endpoint.capabilities.seed else {"seed": seed}
+        return {} if seed is None or not self._endpoint.capabilities.accepts_seed else {"seed": seed}
 
     def _check_logprobs(self, completion: Completion) -> Completion:
         """Return the completion, or raise ModelError if it lacks expected log-probabilities."""
@@ -253,12 +256,13 @@ class OpenAIModel(SinglePromptBackend):
     def _open_stream(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Request a streamed answer and return its chunks.
 
-        Without log-probabilities, the server is asked for the token count.
+        A server without log-probabilities is asked for the number of tokens, unless it refuses such a request.
         """
         if not self._endpoint.capabilities.logprobs:
             usage = {"stream_options": {"include_usage": True}}
             with ignore_refusals(400, 422):
                 return self._endpoint.stream_prompt(prompt, {**fields, **usage}, draft)
+        # With log-probabilities, the tokens can be counted. Servers that refused the first request get this one, too.
         return self._endpoint.stream_prompt(prompt, fields, draft)
 
     # --- samples ----------------------------------------------------------------------------------
@@ -272,7 +276,7 @@ class OpenAIModel(SinglePromptBackend):
         backend.check_sampling(sampling)
         limits = {"max_tokens": request.sample_tokens, "temperature": sampling.temperature}
         fields = {**limits, **self._make_cutoff_fields(sampling)}
-        if self._endpoint.capabilities.n:
+        if self._endpoint.capabilities.returns_several:  # one request can return all samples of a prompt
             return self._map(lambda prompt: self._draw_samples(prompt, fields, n, seed), prompts)
         seeds = [None] * n if seed is None else range(seed, seed + n)
         pairs = [(prompt, own_seed) for prompt in prompts for own_seed in seeds]  # one request for each sample
@@ -297,15 +301,15 @@ class OpenAIModel(SinglePromptBackend):
     def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
         """Return the request fields for top_p and top_k.
 
-        They also switch off the server's own top_k and min_p.
+        They also switch off the server's own defaults of top_k and min_p.
 
         Raises:
             UnsupportedSignal: top_k is requested, but the server does not accept it.
         """
-        fields = {"top_p": sampling.top_p, **self._endpoint.capabilities.sampling}
+        fields = {"top_p": sampling.top_p, **self._endpoint.capabilities.neutral_sampling}
         if not sampling.top_k:
             return fields
-        if "top_k" not in fields:
+        if "top_k" not in fields:  # the server does not accept it
             raise UnsupportedSignal(f"{self.name} does not support top_k={sampling.top_k}. Set top_k=0, or use vLLM.")
         return {**fields, "top_k": sampling.top_k}
 
@@ -314,10 +318,10 @@ class OpenAIModel(SinglePromptBackend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the log-probabilities of the labels after each part of each prompt.
 
-        Unlisted labels get an upper bound.
+        Labels that are not among the most probable tokens, which the server lists, get an upper bound.
         """
         for prompt in prompts:
-            if len(prompt.parts) != 1:
+            if len(prompt.parts) != 1:  # only some servers return log-probabilities inside a prompt
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise UnsupportedSignal(
@@ -328,16 +332,16 @@ class OpenAIModel(SinglePromptBackend):
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
         """Return the log-probabilities of the labels after each part of a prompt (parts x labels)."""
-        n_listed = self._endpoint.capabilities.top
-        if len(prompt.parts) != 1:
+        n_listed = self._endpoint.capabilities.max_top_tokens
+        if len(prompt.parts) != 1:  # there are labels inside the prompt, not only at its end
             return self._label_reader.read_inner_labels(prompt, labels, n_listed)
         plain = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
-        listed = self._list_next_tokens(plain, n_listed)
-        if responses.is_label_missing(listed, labels):
-            listed = self._list_more_tokens(plain, labels, listed)
-        return np.array([responses.compute_label_logprobs(listed, labels)], dtype=np.float32)
+        top_tokens = self._list_first_tokens(plain, n_listed)
+        if responses.is_label_missing(top_tokens, labels):
+            top_tokens = self._add_labels(plain, labels, top_tokens)
+        return np.array([responses.compute_label_logprobs(top_tokens, labels)], dtype=np.float32)
 
-    def _list_next_tokens(self, prompt: Prompt, n: int) -> responses.TopTokens:
+    def _list_first_tokens(self, prompt: Prompt, n: int) -> responses.TopTokens:
         """Return the `n` most probable first tokens of the answer, with their log-probabilities."""
         fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(prompt, n)}
         tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
@@ -348,10 +352,10 @@ class OpenAIModel(SinglePromptBackend):
             )
         return tokens[0].top
 
-    def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
-        """List more first tokens of the answer than `top`, in which a label is missing.
+    def _add_labels(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
+        """Add the labels that are missing in `top`, the list of the most probable first tokens of the answer.
 
-        Returns `top` if the server cannot list more.
+        Returns `top` if the server cannot list more tokens.
         """
         if self._endpoint.lists_requested_tokens:
             requested = self._label_reader.read_first_labels(prompt, labels)
@@ -361,7 +365,7 @@ class OpenAIModel(SinglePromptBackend):
         # vLLM refuses the whole vocabulary if its max-logprobs is smaller.
         with ignore_refusals(*REFUSAL_STATUSES):
             for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
-                top = self._list_next_tokens(prompt, size)
+                top = self._list_first_tokens(prompt, size)
                 if not responses.is_label_missing(top, labels):
                     break
         return top

@@ -41,7 +41,7 @@ class TokenLogprobs:
     def entropy(self) -> float | None:
         """Estimated entropy in nats, or None if too few tokens are listed.
 
-        What unlisted tokens add is estimated as the mean of its lowest and highest possible value.
+        The tokens that are not listed add an amount between two bounds. The mean of both bounds is used.
         """
         if len(self.top) < MIN_TOKENS_FOR_ENTROPY:
             return None
@@ -49,9 +49,9 @@ class TokenLogprobs:
         entropy = -float((np.exp(logprobs) * logprobs).sum())
         p_unlisted = max(0.0, 1 - float(np.exp(logprobs).sum()))
         if p_unlisted > NEGLIGIBLE_MASS:
-            smallest = -logprobs[-1]  # of -log p of an unlisted token
-            largest = math.log(LARGE_VOCABULARY / p_unlisted)
-            entropy += p_unlisted * (smallest + largest) / 2
+            min_surprisal = -logprobs[-1]  # no unlisted token is more probable than the last listed one
+            max_surprisal = math.log(LARGE_VOCABULARY / p_unlisted)  # if all unlisted tokens are equally probable
+            entropy += p_unlisted * (min_surprisal + max_surprisal) / 2
         return entropy
 
     @property
@@ -98,9 +98,9 @@ def parse_answer_ids(response: Any) -> list[int]:
         raise ModelError("the server did not return the token ids of its answer. Use a newer release of the server.")
     if choice.get("finish_reason") != "stop" or not ids:
         return ids
-    # SGLang always names the stop token, vLLM only if it is not the usual one. A stop text is not among the tokens.
-    stop_token = choice.get("matched_stop", choice.get("stop_reason"))
-    ends_in_stop_token = stop_token is None or stop_token == ids[-1]
+    # What ended the answer: a stop token, a stop text (which is not among the tokens), or None for vLLM's usual stop token.
+    stop = choice.get("matched_stop", choice.get("stop_reason"))
+    ends_in_stop_token = stop is None or stop == ids[-1]
     return ids[:-1] if ends_in_stop_token else ids
 
 
@@ -184,10 +184,10 @@ def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
     """
     texts = logprobs["tokens"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
-    tokens = []
-    for text, value, top in zip(texts, logprobs["token_logprobs"], tops, strict=True):
-        tokens.append(TokenLogprobs(str(text), check_logprob(value), _parse_top((top or {}).items())))
-    return tokens
+    return [
+        TokenLogprobs(str(text), check_logprob(value), _parse_top((top or {}).items()))
+        for text, value, top in zip(texts, logprobs["token_logprobs"], tops, strict=True)
+    ]
 
 
 def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> TopTokens:
@@ -205,7 +205,7 @@ def check_logprob(value: Any) -> float:
     if math.isnan(number):
         raise ModelError("the server returned NaN as a log-probability. Check the server's weights and dtype.")
     if math.isinf(number) or number > LOGPROB_TOLERANCE:
-        raise ModelError(f"the server returned the log-probability {number}, but the maximum is 0. Update the server.")
+        raise ModelError(f"the server returned {number}, which is not a valid log-probability. Update the server.")
     return min(0.0, max(MIN_LOGPROB, number))
 
 
@@ -224,7 +224,7 @@ def translate_format_errors(what: str) -> Generator[None, None, None]:
 def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]:
     """Return the log-probability of each label from the tokens listed by a server.
 
-    Unlisted labels get an upper bound.
+    Labels that are not listed get an upper bound.
 
     Args:
         top: The listed tokens with their log-probabilities.
@@ -244,13 +244,13 @@ def is_label_missing(top: TopTokens, labels: Sequence[str]) -> bool:
 
 
 def _bound_logprob(top: TopTokens, label: str) -> float:
-    """Return an upper bound for the log-probability of an unlisted label.
+    """Return an upper bound for the log-probability of a label that is not among the listed tokens `top`.
 
-    A listed token may be the beginning of the label.
+    Either the label is a token that is less probable than all listed ones, or it begins with a listed token.
     """
     beginnings = [value for text, value in top if text.strip() and label.strip().startswith(text.strip())]
-    smallest = min(value for _, value in top)
-    return max(smallest, _log_sum_exp(beginnings)) if beginnings else smallest
+    lowest = min(value for _, value in top)
+    return max(lowest, _log_sum_exp(beginnings)) if beginnings else lowest
 
 
 def _log_sum_exp(values: Sequence[float]) -> float:

@@ -58,17 +58,17 @@ class ServerCapabilities:
 
     Args:
         logprobs: Whether the server returns log-probabilities.
-        top: Number of most probable tokens that it lists at each position.
-        n: Whether it can return several completions per request.
-        seed: Whether it accepts a seed.
-        sampling: Request fields that switch off the server's own top_k and min_p, if it accepts them.
+        max_top_tokens: Number of most probable tokens that the server lists at each position.
+        returns_several: Whether the server can return several completions per request (field `n`).
+        accepts_seed: Whether the server accepts a seed.
+        neutral_sampling: Request fields that switch off the server's own top_k and min_p, if the server accepts them.
     """
 
     logprobs: bool
-    top: int
-    n: bool
-    seed: bool
-    sampling: Mapping[str, Any]
+    max_top_tokens: int
+    returns_several: bool
+    accepts_seed: bool
+    neutral_sampling: Mapping[str, Any]
 
 
 class ModelEndpoint:
@@ -101,18 +101,18 @@ class ModelEndpoint:
         Some servers ignore a parameter silently, so the response is checked.
         """
         fields = dict(PROBE_FIELDS)
-        for best_values, *_ in PROBED_PARAMETERS.values():
-            fields |= best_values
+        for values_to_try in PROBED_PARAMETERS.values():
+            fields |= values_to_try[0]  # the best ones
         response = self._try_fields(fields)
         if response is None:
             fields, response = self._probe_one_by_one()
         tokens = parse_token_logprobs(response) or []
         return ServerCapabilities(
             logprobs=bool(tokens),
-            top=min((len(token.top) for token in tokens), default=0),
-            n="n" in fields and len(parse_completions(response)) == fields["n"],
-            seed="seed" in fields,
-            sampling={key: fields[key] for key in ("top_k", "min_p") if key in fields},
+            max_top_tokens=min((len(token.top) for token in tokens), default=0),
+            returns_several="n" in fields and len(parse_completions(response)) == fields["n"],
+            accepts_seed="seed" in fields,
+            neutral_sampling={key: fields[key] for key in ("top_k", "min_p") if key in fields},
         )
 
     def _probe_one_by_one(self) -> tuple[dict[str, Any], Any]:
@@ -123,9 +123,9 @@ class ModelEndpoint:
         """
         fields = dict(PROBE_FIELDS)
         response = self.complete_prompt(PROBE_PROMPT, fields)
-        for values in PROBED_PARAMETERS.values():
-            for value in values:  # the best value first; the first that the server accepts is used
-                more_fields = fields | value
+        for values_to_try in PROBED_PARAMETERS.values():
+            for values in values_to_try:  # best first
+                more_fields = fields | values
                 attempt = self._try_fields(more_fields)
                 if attempt is not None:
                     fields = more_fields
@@ -145,7 +145,7 @@ class ModelEndpoint:
     @functools.cached_property
     def lists_wide_logprobs(self) -> bool:
         """Whether the server returns the log-probabilities of thousands of tokens per position."""
-        if self.capabilities.top <= 1:
+        if self.capabilities.max_top_tokens <= 1:
             return False
         fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(PROBE_PROMPT, WIDE_TOP_TOKENS)}
         response = self._try_fields(fields)
@@ -262,28 +262,28 @@ class ModelEndpoint:
             return False
         if answer.tokens is not None and "".join(token.text for token in answer.tokens) != answer.text:
             return False
-        if draft.prompt.raw:
+        if draft.prompt.raw:  # the draft is simply appended to the prompt
             return True
-        has_outer_spaces = answer.text != answer.text.strip()
+        has_outer_spaces = answer.text != answer.text.strip()  # chat templates may remove these
         return not has_outer_spaces and not self.refuses_drafts and self.server in CONTINUATION_FIELDS
 
-    def send_draft(self, draft: RemoteDraft, send: Callable[[Completion], Result]) -> tuple[Completion, Result]:
+    def continue_draft(self, draft: RemoteDraft, request: Callable[[Completion], Result]) -> tuple[Completion, Result]:
         """Request the rest of an answer that begins with a draft.
 
         If the server cannot continue the draft, request a new answer.
 
         Args:
             draft: The draft.
-            send: Sends the request. It takes the beginning of the answer, which is NO_DRAFT for a new answer.
+            request: Takes the beginning of an answer, which is NO_DRAFT for a new answer, and requests the rest.
 
         Returns:
-            The beginning that was sent, which is the draft or NO_DRAFT, and what `send` returned for it.
+            The beginning that was sent, which is the draft or NO_DRAFT, and what `request` returned for it.
         """
         if draft.completion is not None and self.can_continue(draft):
             with ignore_refusals(*REFUSAL_STATUSES):
-                return draft.completion, send(draft.completion)
-            self.refuses_drafts = True
-        return NO_DRAFT, send(NO_DRAFT)
+                return draft.completion, request(draft.completion)
+            self.refuses_drafts = True  # only reached after a refusal
+        return NO_DRAFT, request(NO_DRAFT)
 
     # --- model cards ------------------------------------------------------------------------------
 
@@ -302,7 +302,8 @@ class ModelEndpoint:
     def adapter(self) -> str:
         """Name of the LoRA adapter on SGLang, or ''.
 
-        Example: 'base:style' names the adapter 'style'.
+        A model whose entry in the server's list names a parent is an adapter itself. Otherwise, the model 'base:style'
+        stands for the adapter 'style'.
         """
         return self.model if self.card.get("parent") else self.model.partition(":")[2]
 

@@ -56,9 +56,9 @@ _MIN_STEM_LENGTH = 3
 
 
 class _Sentence(NamedTuple):
-    """A sentence of a passage. `passage` is the index of the passage."""
+    """A sentence of a passage, with its content words and its number of words."""
 
-    passage: int
+    passage_index: int
     text: str
     terms: frozenset[str]
     length: int
@@ -80,34 +80,34 @@ def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> 
         'Lunch costs 5 euro.'
     """
     sentences = []
-    for index, passage in enumerate(passages):
+    for passage_index, passage in enumerate(passages):
         for text in split_sentences(passage.text):
-            sentences.append(_Sentence(index, text, frozenset(_find_terms(text)), len(tokenize(text))))
+            sentences.append(_Sentence(passage_index, text, frozenset(_find_terms(text)), len(tokenize(text))))
     scores = _score(question, sentences)
     best = sorted(range(len(sentences)), key=lambda index: (-scores[index], index))[:limit]
-    selected: dict[int, list[str]] = {}
+    selected: dict[int, list[str]] = {}  # index of a passage -> its best sentences, in the order of the text
     for index in sorted(best):
-        selected.setdefault(sentences[index].passage, []).append(sentences[index].text)
-    return [Passage(passages[index].id, " ".join(texts)) for index, texts in selected.items()]
+        selected.setdefault(sentences[index].passage_index, []).append(sentences[index].text)
+    return [Passage(passages[passage_index].id, " ".join(texts)) for passage_index, texts in selected.items()]
 
 
-def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], limit: int = 1) -> str:
+def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], n_shown: int = 1) -> str:
     """Replace an answer by the best sentence unless the passages support the answer.
 
     Off-topic passages leave the answer unchanged.
 
     Args:
         question: The question.
-        answer: The answer that the LLM wrote after reading the passages.
+        answer: The answer that the LLM wrote after reading the best sentences of the passages.
         passages: The retrieved passages.
-        limit: Number of sentences that the LLM was shown.
+        n_shown: Number of sentences that the LLM was shown.
 
     Example:
         >>> passage = Passage("1", "The canteen opens at noon. Lunch costs 5 euro.")
         >>> quote_unless_grounded("What does lunch cost?", "It costs 12 euro.", [passage])
         'Lunch costs 5 euro.'
     """
-    shown_sentences = select_sentences(question, passages, limit)
+    shown_sentences = select_sentences(question, passages, n_shown)
     best_sentences = select_sentences(question, passages, 1)
     if _is_grounded(question, answer, shown_sentences) or not best_sentences:
         return answer
@@ -149,15 +149,16 @@ def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
     mean_length = sum(sentence.length for sentence in sentences) / max(1, len(sentences))
     passage_terms = _collect_passage_terms(sentences)
     # Patterns of what the question asks for: a number, a name, both or neither.
-    wanted = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
+    patterns = [answer for asks, answer in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
     scores = []
     for sentence in sentences:
         length_norm = 1 + _BM25_K1 * (1 - _BM25_B + _BM25_B * sentence.length / mean_length)
         bm25 = sum(weights[term] for term in question_terms & sentence.terms) * (1 + _BM25_K1) / length_norm
-        terms_elsewhere = (question_terms & passage_terms[sentence.passage]) - sentence.terms
+        terms_elsewhere = (question_terms & passage_terms[sentence.passage_index]) - sentence.terms
         context = sum(weights[term] for term in terms_elsewhere)
-        n_wanted = sum(pattern.search(sentence.text) is not None for pattern in wanted)
-        scores.append(bm25 + _PASSAGE_SHARE * context + _TYPE_BONUS * n_wanted - _RANK_PENALTY * sentence.passage)
+        n_matches = sum(pattern.search(sentence.text) is not None for pattern in patterns)
+        rank_penalty = _RANK_PENALTY * sentence.passage_index
+        scores.append(bm25 + _PASSAGE_SHARE * context + _TYPE_BONUS * n_matches - rank_penalty)
     return scores
 
 
@@ -165,7 +166,7 @@ def _collect_passage_terms(sentences: Sequence[_Sentence]) -> dict[int, set[str]
     """Return the terms of all sentences of each passage, by the number of the passage."""
     terms: dict[int, set[str]] = {}
     for sentence in sentences:
-        terms.setdefault(sentence.passage, set()).update(sentence.terms)
+        terms.setdefault(sentence.passage_index, set()).update(sentence.terms)
     return terms
 
 
@@ -195,8 +196,8 @@ TEMPLATE_VARIANTS = ("free",)  # 'free' asks for long answers in whole sentences
 # The embedded LLM (135 million parameters) loses the answer in longer prompts; see benchmarks/handbook.py.
 EMBEDDED_MODELS = ("smollm", "llamacpp:smollm")
 EMBEDDED_MODEL_SENTENCES = 1
-# Example passages that `open_fingerprint` formats, so that it changes with the format of passages.
-SPECIMEN_PASSAGES = (Passage("1", "Text.", "Title"), Passage("2", "# More text."))
+# Passages that `open_book_fingerprint` formats, so that it changes with the format of passages.
+EXAMPLE_PASSAGES = (Passage("1", "Text.", "Title"), Passage("2", "# More text."))
 
 
 @dataclass(frozen=True)
@@ -206,14 +207,14 @@ class AnswerPrompts:
     Args:
         templates: The templates; by default those of the package.
         lang: Language of all prompts ('en' or 'zh'); None to use the language of each question.
-        sentences: For small LLMs, which get lost in long prompts: number of sentences to show, those that fit the
-            question best. If the LLM's answer is not found in the passages, the best sentence is given as the answer
-            instead. None for other LLMs: whole passages are shown, and the answer is never replaced.
+        max_sentences: For small LLMs, which get lost in long prompts: the maximum number of sentences to show, chosen
+            by how well they fit the question. If the LLM's answer is not found in the passages, it is replaced by the
+            best sentence. None for other LLMs: whole passages are shown, and no answer is replaced.
     """
 
     templates: TemplateSet = field(default_factory=lambda: load_packaged_templates("answer"))
     lang: str | None = None
-    sentences: int | None = None
+    max_sentences: int | None = None
 
     def __post_init__(self) -> None:
         if self.lang is not None and self.lang not in LANGUAGES:
@@ -225,13 +226,13 @@ class AnswerPrompts:
         return self.templates.fingerprint + (f"-{self.lang}" if self.lang else "")
 
     @property
-    def open_fingerprint(self) -> str:
+    def open_book_fingerprint(self) -> str:
         """Hash of example open-book prompts. It changes if the templates or the format of passages change."""
         variants = itertools.product(LANGUAGES, ((), ("a", "b")))  # each language, without and with choices
         questions = [Question("?", lang=lang, choices=choices) for lang, choices in variants]
-        texts = [self.open(question, SPECIMEN_PASSAGES).text for question in questions]
-        if self.sentences is not None:
-            texts.append(f"{self.sentences} sentences, quoted")
+        texts = [self.open(question, EXAMPLE_PASSAGES).text for question in questions]
+        if self.max_sentences is not None:  # then made-up answers are replaced by quotations
+            texts.append(f"{self.max_sentences} sentences, quoted")
         return sha256_text(*texts)[:16]
 
     def language(self, question: Question) -> str:
@@ -245,8 +246,8 @@ class AnswerPrompts:
 
     def open(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         """Return the open-book prompt, which shows the passages before the question."""
-        if self.sentences is not None:
-            passages = select_sentences(question.text, passages, self.sentences)
+        if self.max_sentences is not None:
+            passages = select_sentences(question.text, passages, self.max_sentences)
         key = "choice_open" if question.choices else "open"
         values = {"query": render_choices(question), "evidence": format_passages(passages)}
         return Prompt(self.templates.fill(key, self.language(question), **values))
@@ -254,15 +255,15 @@ class AnswerPrompts:
     def check_open_answer(self, question: Question, passages: Sequence[Passage], answer: str) -> str:
         """Return the open-book answer, or a sentence of the passages if the answer seems made up.
 
-        Only small LLMs are checked.
+        Only answers of small LLMs are checked, for which `max_sentences` is set. Chosen options are never checked.
         """
-        if self.sentences is None or question.choices:
+        if self.max_sentences is None or question.choices:
             return answer
-        return quote_unless_grounded(question.text, answer, passages, self.sentences)
+        return quote_unless_grounded(question.text, answer, passages, self.max_sentences)
 
     def check_open_reading(self, question: Question, passages: Sequence[Passage], reading: Reading) -> Reading:
         """Replace a made-up open-book answer in a reading by a sentence of the passages."""
-        if self.sentences is None or reading.draft is None:
+        if self.max_sentences is None or reading.draft is None:
             return reading
         text = self.check_open_answer(question, passages, reading.draft.text)
         return replace(reading, draft=replace(reading.draft, text=text))
@@ -279,8 +280,8 @@ def load_answer_prompts(file: Path | None = None, lang: str | None = None, model
     """
     if file is None:
         is_embedded = model is not None and model.name in EMBEDDED_MODELS
-        sentences = EMBEDDED_MODEL_SENTENCES if is_embedded else None
-        return AnswerPrompts(load_packaged_templates("answer"), lang, sentences)
+        max_sentences = EMBEDDED_MODEL_SENTENCES if is_embedded else None
+        return AnswerPrompts(load_packaged_templates("answer"), lang, max_sentences)
     path = Path(__file__).with_name(f"{file}.toml") if str(file) in TEMPLATE_VARIANTS else file
     return AnswerPrompts(load_templates(path, like="answer"), lang)
 

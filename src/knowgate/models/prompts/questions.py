@@ -132,7 +132,10 @@ ANSWER_LABEL_PATTERN = re.compile(r"\n?\s*(?:answer|答案)\s*[:：]", re.IGNORE
 
 
 class Exchange(NamedTuple):
-    """An independent question and its answer, from a conversation or written by an LLM about a passage."""
+    """A question that can be understood on its own, and its answer.
+
+    Both come from a conversation, or an LLM has written them about a passage.
+    """
 
     question: str
     answer: str
@@ -154,7 +157,7 @@ def is_follow_up(text: str) -> bool:
 
 
 def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
-    """Build the prompt for rewriting a follow-up question as an independent question.
+    """Build the prompt for rewriting a follow-up question so that it can be understood on its own.
 
     Args:
         exchanges: The earlier questions and answers of the conversation.

@@ -29,7 +29,7 @@ LANGUAGES = ("en", "zh")
 MAX_TEMPLATE_BYTES = 1 << 20
 HAN_PATTERN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 LATIN_WORD_PATTERN = re.compile(r"[A-Za-z]+")
-UNESCAPED_PLACEHOLDERS = frozenset({"draft"})  # the LLM's own answer so far, which must be continued exactly as it is
+UNESCAPED_PLACEHOLDERS = frozenset({"draft"})  # the LLM's own answer so far, whose lines must stay as they are
 CHAT_MARKER_PATTERN = re.compile(r"<(?=[|｜][\w▁ -]{1,40}[|｜]>|/?s>|(?:start|end)_of_turn>|</?SYS>>)|\[(?=/?INST\])")
 # The beginning of a template line counts as a label, such as 'Question:', only if it has this many letters. Ordinary
 # lines often begin with a dash or a number.
@@ -108,24 +108,24 @@ def load_templates(path: Path, like: str) -> TemplateSet:
     base = load_packaged_templates(like)
     path = expand_path(path)
     try:
-        content = read_text(path, maximum=MAX_TEMPLATE_BYTES)
-        templates = _strip_line_breaks(parse_toml(content, f"the prompt file {path}"))
+        data = parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}")
     except OSError as error:
         raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check its path (`prompts`).") from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
-    except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
-        raise BadSetting(
-            f'the prompt file {path} has a value that is not a text. Write name = "text" in a section [en] or [zh].'
-        ) from None
-    for lang, texts in templates.items():
+    for lang, texts in data.items():
         _check_templates(path, lang, texts, base)
+    templates = _strip_line_breaks(data)
     merged = {lang: {**texts, **templates.get(lang, {})} for lang, texts in base.templates.items()}
     return TemplateSet(path.stem, merged)
 
 
 def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:
     """Raise BadSetting unless the packaged templates `base` have the same names and placeholders."""
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise BadSetting(
+            f'the prompt file {path} has a value that is not a text. Write name = "text" in a section [en] or [zh].'
+        )
     if lang not in base.templates:
         raise BadSetting(f"{path} has the unknown section [{lang[:80]}]. Use one of: {', '.join(base.templates)}.")
     for name, text in texts.items():
@@ -175,15 +175,16 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
-    """Quote lines of a value that look like lines of the template, as in '> Question: ...'.
+    """Escape a value against prompt injection. `name` is its placeholder in the template.
 
-    This prevents prompt injection. `name` is the placeholder of the value.
+    Chat markers get a space inside. Lines that look like lines of the template are quoted, as in '> Question: ...'.
     """
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
+    if name in UNESCAPED_PLACEHOLDERS:  # no lines are quoted
+        return text
     labels = _find_line_labels(template)
-    # Most texts contain no label. They need not be split into lines.
     visible = INVISIBLE_PATTERN.sub("", text)
-    if name in UNESCAPED_PLACEHOLDERS or not any(label in visible for label in labels):
+    if not any(label in visible for label in labels):  # as in most texts, which need not be split into lines
         return text
     lines = LINE_END_PATTERN.split(text)
     quoted = [_quote_line(line, labels) for line in lines]

@@ -237,8 +237,8 @@ class EngineRetriever(ABC):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k passages for each query, best first."""
         check_k(k)
-        # If two filters exclude each other, no value of a field is allowed, so no record matches.
-        if not queries or not all(self.where.values()):
+        # If two filters exclude each other, a field has no allowed values, so no record matches.
+        if not queries or any(not allowed_values for allowed_values in self.where.values()):
             return [[] for _ in queries]
         with wrap_errors(self._description):
             results = self._find_hits([cut_query(query) for query in queries], k)

@@ -102,18 +102,22 @@ class TableSpec:
 def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
     """Split a spec into the database address and the table description.
 
-    Options after the question mark include row filters.
+    After the question mark come options of the table, filters of rows, and settings of the connection (libpq).
 
     Raises:
         BadSetting: The spec names no table, or a name is not allowed.
     """
     url, _, query = spec.partition("?")
-    parameters = parse_qsl(query, keep_blank_values=True)
-    options = {key: value for key, value in parameters if key in TABLE_OPTIONS}
-    filters = [(key.removeprefix(FILTER_PREFIX), value) for key, value in parameters if key.startswith(FILTER_PREFIX)]
-    libpq_parameters = [
-        (key, value) for key, value in parameters if key not in TABLE_OPTIONS and not key.startswith(FILTER_PREFIX)
-    ]
+    options: dict[str, str] = {}
+    filters: list[tuple[str, str]] = []
+    libpq_parameters: list[tuple[str, str]] = []
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key in TABLE_OPTIONS:
+            options[key] = value
+        elif key.startswith(FILTER_PREFIX):
+            filters.append((key.removeprefix(FILTER_PREFIX), value))
+        else:
+            libpq_parameters.append((key, value))
     libpq_query = urlencode(libpq_parameters, quote_via=quote)
     address = parse_database_address(f"{url}?{libpq_query}" if libpq_query else url)
     if not options.get("table"):

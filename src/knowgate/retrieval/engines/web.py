@@ -117,6 +117,7 @@ class WebRetriever:
         Queries not in the cache raise SearchBudgetError.
         """
         other = copy.copy(self)
+        # With `stale`, an expired response would be used instead of raising SearchBudgetError.
         other.options = self.options.model_copy(update={"stale": False})
         other._budget = SearchBudget(self._budget.file, per_minute=0, per_day=0)  # allows no search
         return other
@@ -354,7 +355,7 @@ class SearchBudget:
             SearchBudgetError: The limit per day is reached, or the wait would exceed `timeout`.
         """
         end = time.monotonic() + timeout
-        while (wait := self._spend_or_wait()) > 0:
+        while (wait := self._spend_or_get_wait()) > 0:
             if time.monotonic() + wait > end:
                 raise SearchBudgetError(
                     f"the budget of {self._per_minute} searches per minute is used up. The next search is possible in "
@@ -363,13 +364,13 @@ class SearchBudget:
             time.sleep(wait)
 
     def try_spend(self) -> bool:
-        """Count one search if the limits allow it now. Return whether they do."""
+        """Count one search if the limits allow it now, and return whether they do."""
         try:
-            return self._spend_or_wait() == 0
+            return self._spend_or_get_wait() == 0
         except SearchBudgetError:
             return False
 
-    def _spend_or_wait(self) -> float:
+    def _spend_or_get_wait(self) -> float:
         """Count one search and return 0. If the limit per minute is reached, return the seconds to wait instead.
 
         Raises:

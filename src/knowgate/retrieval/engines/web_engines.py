@@ -35,7 +35,10 @@ Language = Annotated[str, AfterValidator(_check_language)]
 
 
 class WebOptions(Options):
-    """Options of a web search, written after the question mark of a spec, such as `web:brave?lang=en`."""
+    """Options of a web search, written after the question mark of a spec, such as `web:brave?lang=en`.
+
+    `minute` and `day` limit the number of searches. `days` is how long responses are cached.
+    """
 
     lang: Language = option("", "Language of the results, such as en or zh-CN.")
     safe: int = option(1, "How strictly to filter adult content: 0 off, 1 moderate, 2 strict.", ge=0, le=2)

@@ -59,12 +59,12 @@ def fit_answer_judge(
 
     A teacher (another judge) gives additional labels.
     """
-    task = make_answer_task(examples, options, both=options.both)
+    task = make_answer_task(examples, options, open_book=options.both)
     training = make_default_training(options, seed)
     members = plan_answer_ensemble(examples, options, training)
     teacher_notes = []
     if options.teacher:
-        trained_rows = frozenset().union(*(member.train for member in members))
+        trained_rows = {row for member in members for row in member.train}
         task = replace(task, labels=make_soft_labels(examples, options.teacher, trained_rows))
         teacher_notes = [describe_teacher(examples, options.teacher, trained_rows)]
     result = train_answer_judge(task, examples, members, work=work, watch=watch)
@@ -81,7 +81,8 @@ class AnswerTask:
         base: Model to fine-tune; None for the answering LLM.
         bits: Bits per weight of the base, 4 or 8; 0 for its default precision.
         labels: Probability that each closed-book answer is right; None for the grades (1 for right, 0 for wrong).
-        both: Learn from the open-book answers (with passages), too, not only from the closed-book answers.
+        open_book: Whether to learn from the open-book answers (with passages), too, not only from the closed-book
+            answers.
     """
 
     gate: str
@@ -89,7 +90,7 @@ class AnswerTask:
     base: str | None = None
     bits: int = 0
     labels: FloatArray | None = None
-    both: bool = False
+    open_book: bool = False
 
 
 def train_answer_judge(
@@ -105,7 +106,7 @@ def train_answer_judge(
     Args:
         task: Base model, prompt and labels.
         examples: The training data.
-        members: The trainings to run, one per member of the ensemble.
+        members: The models to train, each with its hyperparameters and rows. Several models form an ensemble.
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
@@ -176,11 +177,11 @@ class AnswerEncoder:
         return encode_answers(self.task.gate, judge, questions, drafts, self.task.tokens)
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make a training example of each closed-book answer. `task.both` adds the open-book answers."""
+        """Make a training example of each closed-book answer. `open_book` adds the open-book answers."""
         labels = make_hard_labels(self.examples) if self.task.labels is None else self.task.labels
         targets = [(float(labels[index]),) for index in indices]
         made = list(map(TrainingExample, self.encode(judge, indices), targets))
-        if self.task.both:
+        if self.task.open_book:
             made += self._make_open_book_examples(judge, indices)
         return made
 
@@ -207,9 +208,7 @@ def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTra
     """Return the hyperparameters of the options. Defaults differ between causal models and encoders."""
     base = options.base or ""
     is_encoder = is_encoder_spec(base)
-    epochs = options.epochs
-    if epochs is None:
-        epochs = 4 if is_encoder else 2
+    epochs = options.epochs or (4 if is_encoder else 2)
     rate = options.learning_rate
     if rate is None and is_encoder:
         rate = ENCODER_LEARNING_RATES.get(base, ENCODER_LEARNING_RATE)
@@ -248,20 +247,20 @@ def make_answer_training(
 def plan_answer_ensemble(
     examples: Examples, options: AnswerJudgeFitOptions, training: JudgeTrainingOptions
 ) -> list[EnsembleMember]:
-    """Plan one training per seed, or one per fold of the questions."""
+    """Plan the trainings of an ensemble: one per seed or, with `folds`, one per fold of the questions."""
     texts = [question.text for question in examples.questions]
     return plan_ensemble(examples.split, training, options.seeds, options.folds, texts)
 
 
-def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
+def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, open_book: bool = False) -> AnswerTask:
     """Define the task of a judge: predict whether an answer is right, from its first tokens.
 
-    It reads at most as many tokens as were recorded.
+    The judge reads at most as many tokens of an answer as were recorded.
 
     Args:
         examples: Questions with recorded and graded answers.
         options: Options of the judge.
-        both: Whether the judge learns from answers with passages, too, and not only from those without.
+        open_book: Whether the judge learns from answers with passages, too, not only from answers without passages.
 
     Raises:
         BadSetting: `bits` is set, but quantized weights cannot be used here.
@@ -275,12 +274,12 @@ def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both
             f"the judge (predicts whether answers are right) cannot learn from these answers. {problem} Or set tokens=0: the "
             "judge then reads only the question."
         )
-    if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
+    if open_book and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
         raise BadInput(
             "both=True needs graded answers with passages, but no question has one. Run `knowgate label` with `index`, or "
             "leave `both` out."
         )
-    return AnswerTask("judge", tokens, options.base, options.bits, both=both)
+    return AnswerTask("judge", tokens, options.base, options.bits, open_book=open_book)
 
 
 def _check_bits(options: AnswerJudgeFitOptions) -> None:
@@ -321,13 +320,12 @@ def make_hard_labels(examples: Examples) -> FloatArray:
 def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -> FloatArray:
     """Return labels for a judge that learns from another judge, the teacher.
 
-    A label averages grade and teacher's probability.
+    A soft label is the mean of the grade and the teacher's probability.
 
     Args:
         examples: The training data.
         teacher: Folder of the teacher.
-        indices: Rows that get such labels. The labels of the others, such as those that decide when training stops, are
-            their grades.
+        indices: Rows that get soft labels. All other rows, such as the rows for early stopping, keep their grades as labels.
 
     Raises:
         BadSetting: The teacher predicts something else, or needs more than the texts of question and answer.
@@ -358,5 +356,7 @@ def describe_teacher(examples: Examples, teacher: str, indices: Collection[int])
     note = f"distilled from the gate '{Path(teacher).name}': its probability and the grade count half each"
     n_seen = int(mark_seen_rows(examples.table.subset(sorted(indices)), teacher).sum())
     if n_seen:
-        note += f"; it was itself trained on {n_seen} of the {len(indices)} rows, where it adds less"
+        note += (
+            f"; the teacher was itself trained on {n_seen} of these {len(indices)} rows and adds less to their labels"
+        )
     return note

@@ -1,7 +1,7 @@
 """Train one judge or an ensemble of them, and load the result as gates do.
 
-Members differ in their seeds, or in the fold of the rows they leave out. With folds, every row trains some members and
-is scored by one that did not see it.
+Members differ in their seeds, or in the fold of the rows that they leave out. With folds, every row trains all members but
+one, and this one scores the row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class EnsembleMember:
     Attributes:
         training: Hyperparameters, with the member's own seed.
         train: Indices of the rows that it is trained on.
-        dev: Indices of the rows that choose its best weights; empty with folds.
+        dev: Indices of the rows on which its best weights are chosen. Empty if the ensemble is trained in folds: then the
+            last weights are kept.
     """
 
     training: JudgeTrainingOptions
@@ -62,15 +63,15 @@ def plan_ensemble(
 ) -> list[EnsembleMember]:
     """Plan the trainings of an ensemble of judges.
 
-    Members differ in their seed or, with folds, in the fold left out.
+    Members differ in their seed or, with folds, also in the fold that they leave out.
 
     Args:
-        split: Train and dev rows, used without folds.
+        split: The train and dev rows of every member; ignored if there are folds.
         training: Hyperparameters; each member gets its own seed.
-        seeds: Number of members without folds.
+        seeds: Number of members, if there are no folds.
         folds: Number of folds, which is the number of members; 0 for no folds.
         texts: All questions; equal questions share a fold.
-        rows: Indices of the rows that are divided into folds. No member is trained on the others. Default: all rows.
+        rows: Indices of the rows to divide into folds. All other rows are not used for training. Default: all rows.
 
     Raises:
         BadSetting: There are too many folds, or both `seeds` and `folds` are given.
@@ -110,9 +111,9 @@ def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.
 
 
 def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> BoolArray:
-    """Mark the members of an ensemble that may score each label row: those not trained on it.
+    """Mark the members of an ensemble that may score each label row: the members that were not trained on the row.
 
-    A row that all members were trained on may be scored by all.
+    A row that all members were trained on may be scored by all members.
 
     Returns:
         A matrix of booleans with one row per member and one column per label row.
@@ -213,7 +214,7 @@ def _make_judge_options(spec: JudgeSpec, trained: TrainedJudge, digests: Sequenc
 
     Args:
         spec: The model that was fine-tuned.
-        trained: One of the members; they share base and hyperparameters.
+        trained: One of the members; all members have the same base and hyperparameters.
         digests: Digest of the files of each member.
     """
     options = {
@@ -234,7 +235,7 @@ def _make_judge_options(spec: JudgeSpec, trained: TrainedJudge, digests: Sequenc
 def _train_member(
     spec: JudgeSpec, member: EnsembleMember, make_examples: ExampleFactory, work: Path, watch: FitProgressCallback
 ) -> TrainedJudge:
-    """Train one member of an ensemble and free its memory afterwards."""
+    """Train one member of an ensemble. Only its files are returned, so that the model's memory is free afterwards."""
     model = spec.open_base(member.training.seed)
     train = make_examples(model.judge, member.train)
     dev = make_examples(model.judge, member.dev)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from knowgate.core.options import Count, option, with_options
 from knowgate.errors import BadSetting
+from knowgate.gates.answer_judge import GAIN_PROMPTS
 from knowgate.gates.judges import AnswerJudge, compute_gain_needs
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import FloatArray
@@ -24,9 +25,9 @@ from knowgate.training.judges.training_options import AnswerJudgeFitOptions, Jud
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
-# Two tasks in one adapter: the rate lies between the judge's and the arbiter's, which diverged at the judge's.
+# One adapter learns two tasks. The rate lies between that of judges and that of arbiters, whose training diverged at the
+# rate of judges.
 GAIN_LEARNING_RATE = 7e-5
-GAIN_PROMPTS = ("judge", "search")
 
 
 class GainOptions(AnswerJudgeFitOptions):
@@ -60,9 +61,11 @@ def fit_gain(
 def make_gain_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
     """Return the hyperparameters of a gain judge.
 
-    LoRA learns two tasks here, so the default learning rate is lower than for a judge of one.
+    A gain judge learns two tasks: to predict right answers without passages and right answers with passages. With LoRA,
+    the default learning rate is therefore lower than for a judge with one task.
     """
-    if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
+    uses_lora = not (options.full or is_encoder_spec(options.base or ""))
+    if options.learning_rate is None and uses_lora:
         options = options.replace(learning_rate=GAIN_LEARNING_RATE)
     return answer_judge.make_default_training(options, seed)
 
@@ -80,32 +83,32 @@ def train_gain_judge(
     Args:
         examples: The label rows.
         options: Base and hyperparameters.
-        members: The trainings to run, one per member of the ensemble.
+        members: The models to train, each with its hyperparameters and rows. Several models form an ensemble.
         work: Folder for checkpoints.
         watch: Called with the progress.
 
     Returns:
-        `gain`: the gate that retrieves if passages make a right answer more probable. `known`: a judge gate, which reads
-        only whether the LLM's own answer is right.
+        Two gates with the same judges. `gain`: retrieves if passages make a right answer more probable. `known`: retrieves
+        if the LLM's own answer is probably wrong, whatever passages would change.
     """
     task = answer_judge.make_answer_task(examples, options)
     spec = make_answer_judge_spec("judge", task.base or str(examples.settings["model"]), task.bits)
     encoders = [AnswerEncoder(replace(task, gate=prompt), examples) for prompt in GAIN_PROMPTS]
-    judge_encoder, search_encoder = encoders
+    closed_book, open_book = encoders
     make_examples = partial(_make_gain_examples, encoders)
     fitted = fit_judge(spec, members, make_examples, work=work, watch=watch)
 
     def encode_both(judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        return [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, indices)]
+        return [*closed_book.encode(judge, indices), *open_book.encode(judge, indices)]
 
     def predict(encoder: AnswerEncoder, indices: Sequence[int]) -> FloatArray:
         return fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
 
     def score_known(indices: Sequence[int]) -> FloatArray:
-        return 1 - predict(judge_encoder, indices)
+        return 1 - predict(closed_book, indices)
 
     def score_gain(indices: Sequence[int]) -> FloatArray:
-        return compute_gain_needs(predict(judge_encoder, indices), predict(search_encoder, indices))
+        return compute_gain_needs(predict(closed_book, indices), predict(open_book, indices))
 
     result = answer_judge.make_judge_result("gain", fitted, encode_both, examples, task.tokens, score_gain)
     return {"gain": result, "known": replace(result, gate="judge", raw=score_known)}
@@ -114,18 +117,17 @@ def train_gain_judge(
 def _make_gain_examples(
     encoders: Sequence[AnswerEncoder], judge: AnswerJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """Make one or two training examples per row.
-
-    'judge' asks about the answer without passages, 'search' about an answer with passages.
+    """Make training examples about the answer without passages of each row, and the answer with passages if it has one.
 
     Args:
-        encoders: Make the prompts 'judge' and 'search'.
+        encoders: Make the prompts about the answer without passages (closed-book) and with passages (open-book). Both
+            prompts show the answer without passages.
         judge: The judge, whose tokenizer is used.
         indices: Indices of the rows.
     """
-    judge_encoder, search_encoder = encoders
-    table = judge_encoder.examples.table
+    closed_book, open_book = encoders
+    table = closed_book.examples.table
     with_passages = [index for index in indices if table.rows[index].open is not None]  # rows with an open-book answer
-    prompts = [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, with_passages)]
-    is_right = [*table.closed_book_right[list(indices)], *table.always_right[with_passages]]
+    prompts = [*closed_book.encode(judge, indices), *open_book.encode(judge, with_passages)]
+    is_right = [*table.closed_book_right[list(indices)], *table.retrieved_right[with_passages]]
     return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]

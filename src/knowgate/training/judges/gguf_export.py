@@ -48,8 +48,8 @@ class ExportedJudge:
     Attributes:
         folder: Folder of the new gate.
         megabytes: Size of its GGUF files.
-        max_deviation: Largest change of a probability that the export caused, measured on a few fixed questions; None if
-            llama.cpp is not installed.
+        max_deviation: Largest difference between a probability before and after the export, over a few fixed questions;
+            None if llama.cpp is not installed.
     """
 
     folder: Path
@@ -89,7 +89,8 @@ def export_judge(
 def _check_gate(gate: FittedGate, out: Path) -> None:
     """Raise BadSetting if the gate cannot be exported for llama.cpp or `out` cannot be written."""
     options, folder = gate.artifact.options, gate.artifact.path
-    if gate.name not in JUDGE_PROMPTS or "base" not in options or options.get("pairs") or options.get("gguf"):
+    is_encoder, is_exported = bool(options.get("pairs")), bool(options.get("gguf"))  # encoders read pairs of texts
+    if gate.name not in JUDGE_PROMPTS or "base" not in options or is_encoder or is_exported:
         raise BadSetting(
             f"the gate in '{folder}' contains no causal language model to export. Use an unexported gate that `fit judge`, `fit "
             "gain` or `fit ik` made. Gates on small encoders cannot be exported."
@@ -140,7 +141,7 @@ def _write_member(
 def _predict_checks(
     prompt_name: str, judge: causal_judge.CausalJudge, tokens: int
 ) -> tuple[causal_judge.ReferencePrompt, ...]:
-    """Predict the check questions, to compare the predictions after the export."""
+    """Predict how probably the answers to the check questions are right, as a reference for the exported judge."""
     questions = [Question(question) for question, _ in CHECK_QUESTIONS]
     answers = [answer for _, answer in CHECK_QUESTIONS]
     prompts = encode_answers(prompt_name, judge, questions, answers, tokens)
@@ -163,7 +164,10 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
 
 
 def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge.GgufOptions:
-    """Return the options of the first member. The probabilities of its check questions are averaged over all members."""
+    """Merge the options of all models of a judge: those of the first model, with averaged check probabilities.
+
+    The check questions are scored before and after the export. An ensemble averages the scores of its models.
+    """
     checks = []
     for number, check in enumerate(members[0].checks):
         known = np.mean([member.checks[number].known for member in members])

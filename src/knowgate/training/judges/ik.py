@@ -57,7 +57,7 @@ def fit_ik(
     if options.mode == "text":
         return fit_ik_text(examples, tokens=options.tokens)
     _check_draft_length(examples, options.tokens)
-    default = make_answer_training(options.epochs, 32, options.learning_rate, full=options.full, seed=seed)
+    default = make_answer_training(options.epochs, batch=32, rate=options.learning_rate, full=options.full, seed=seed)
     members = plan_ensemble(examples.split, training or default)
     task = AnswerTask("ik", options.tokens, options.base)
     result = train_answer_judge(task, examples, members, work=work, watch=watch)
@@ -70,7 +70,7 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | No
 
     Args:
         examples: The training data.
-        tokens: Number of answer tokens; 0 for the question alone.
+        tokens: Maximum number of answer tokens that the classifier reads; 0 for the question alone.
         embedder: Text embedding model. Default: the packaged one.
     """
     encoder = embedder or SentenceEmbedder()
@@ -92,7 +92,7 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | No
 
 
 def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Examples:
-    """Draw `rows` training questions at random. The other splits stay the same."""
+    """Draw `rows` training questions at random, all if None. The other parts of the split stay the same."""
     train = examples.split.train
     if rows is None or rows >= len(train):
         return examples
@@ -112,14 +112,17 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
         )
 
 
-def _make_notes(examples: Examples, tokens: int) -> list[str]:
-    """Return notes for the model card about differences from the paper."""
+def _make_notes(examples: Examples, draft_tokens: int) -> list[str]:
+    """Return notes for the model card about differences from the paper.
+
+    `draft_tokens` is the maximum number of tokens of a draft that the judge reads.
+    """
     notes = [] if examples.target == "known" else [f"trained on '{examples.target}'; the paper's target is 'known'"]
     lengths = [len(row.closed.tokens) for row in examples.rows if row.closed and row.closed.tokens is not None]
-    median = int(np.median(lengths)) if lengths else tokens
-    if median < tokens:
+    median = int(np.median(lengths)) if lengths else draft_tokens
+    if median < draft_tokens:
         notes.append(
-            f"half of the drafts have at most {median} tokens, so {tokens} are rarely read; label with prompts='free' "
-            "and max_tokens=128 for longer ones"
+            f"half of the drafts have at most {median} tokens, so the limit of {draft_tokens} tokens is rarely reached; "
+            "for longer drafts, label with prompts='free' and max_tokens=128"
         )
     return notes

@@ -1,4 +1,4 @@
-"""Models that can be trained as judges: causal models that say one of two labels, and encoders of text pairs."""
+"""Models that can be trained as judges: causal models that answer with one of two labels, and encoders of text pairs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class BatchOutput(NamedTuple):
 
     Attributes:
         loss: Mean loss, a tensor.
-        margins: Logit of the first label minus that of the second, for the last label of each example.
+        margins: Logit of the first label minus logit of the second label, at the last label position of each example. A
+            tensor.
     """
 
     loss: Any
@@ -55,7 +56,7 @@ class TrainableCausalModel:
     Attributes:
         judge: The judge with the base model that is trained.
         trained: The model with trainable weights; set by `prepare`.
-        whole_vocabulary: Whether the label competes with every token in the loss, or only with the other label.
+        whole_vocabulary: Whether the label competes with every token in the loss. If not, only with the other label.
     """
 
     judge: causal_judge.CausalJudge
@@ -89,7 +90,7 @@ class TrainableCausalModel:
         self.base.loaded.model.train(on)
 
     def compute_output(self, examples: Sequence[TrainingExample]) -> BatchOutput:
-        """Compute the mean cross-entropy of the labels in a batch, and the margins.
+        """Compute the mean cross-entropy of the labels in a batch, and the margin of the last label of each example.
 
         A label competes with the other label, or with all tokens if `whole_vocabulary` is set.
         """
@@ -97,19 +98,23 @@ class TrainableCausalModel:
 
         label_logits, all_logits = self._compute_logits(examples)
         margins = label_logits[:, 0] - label_logits[:, 1]
-        probabilities = [target for example in examples for target in example.targets]  # of the first label
-        targets = torch.tensor(probabilities, device=margins.device)
+        first_label_probabilities = [target for example in examples for target in example.targets]
+        targets = torch.tensor(first_label_probabilities, device=margins.device)
         if all_logits is None:
             loss = torch.nn.functional.binary_cross_entropy_with_logits(margins, targets)
         else:
-            loss = torch.nn.functional.cross_entropy(all_logits, torch.where(targets >= 0.5, *self.judge.label_tokens))
+            first_token, second_token = self.judge.label_tokens
+            target_tokens = torch.where(targets >= 0.5, first_token, second_token)
+            loss = torch.nn.functional.cross_entropy(all_logits, target_tokens)
+        # An example may have several labels. The last one is the judge's prediction.
         last_labels = np.cumsum([len(example.targets) for example in examples]) - 1
         return BatchOutput(loss, margins[last_labels])
 
     def _compute_logits(self, examples: Sequence[TrainingExample]) -> tuple[Any, Any]:
-        """Return the logits of both labels at each label position.
+        """Compute the logits at each label position of a batch.
 
-        With `whole_vocabulary`, also those of all tokens; otherwise None.
+        Returns:
+            The logits of the two label tokens, and the logits of the whole vocabulary (None unless `whole_vocabulary`).
         """
         import torch
 
@@ -117,8 +122,8 @@ class TrainableCausalModel:
 
         device, model = self.base.loaded.device, self.base.loaded.model
         ids, mask = encoder_judge.pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
-        rows: list[int] = []  # of each label, the row in the batch
-        positions: list[int] = []  # and the position in this row
+        rows: list[int] = []  # the row in the batch of each label
+        positions: list[int] = []  # the position of each label in its row
         for row, example in enumerate(examples):
             rows += [row] * len(example.prompt.positions)
             positions += example.prompt.positions
@@ -147,7 +152,7 @@ class TrainableCausalModel:
 
 
 def _add_lora(model: Any, rank: int) -> Any:
-    """Add LoRA layers of a rank to a model. Its other weights are no longer trained."""
+    """Add LoRA layers to a model. Its other weights are no longer trained."""
     with require_extra("LoRA", "train"):
         from peft import LoraConfig, get_peft_model
     layers = {"r": rank, "lora_alpha": 2 * rank, "lora_dropout": LORA_DROPOUT, "target_modules": "all-linear"}
@@ -242,7 +247,7 @@ class JudgeSpec:
         return TrainableCausalModel(causal_judge.CausalJudge(model, self.labels))
 
     def load_trained(self, folder: Path, options: Mapping[str, Any]) -> Any:
-        """Load the trained judge in the same way as the gate."""
+        """Load the trained judge from its folder, with the loader that the fitted gate uses, too."""
         if self.is_encoder:
             return encoder_judge.load_encoder_judge(*causal_judge.check_adapters(folder, options))
         return causal_judge.load_judge(folder, options, self.prompts)
@@ -267,7 +272,7 @@ def make_answer_judge_spec(prompt_name: str, base: str, bits: int = 0) -> JudgeS
         UnknownName: There is no such model. The error also names the encoders.
     """
     is_encoder = encoder_judge.is_encoder_spec(base)
-    # Only the name of the LLM is known for imported answers. `open_base` rejects it later and says what to use instead.
+    # The LLM of imported answers is a mere name that cannot be checked here. `open_base` rejects it with better advice.
     if not is_encoder and not is_recorded_model(base):
         _check_base_name(base)
     return JudgeSpec(base, ANSWER_LABELS, ANSWER_PROMPTS[prompt_name].templates, bits, is_encoder)

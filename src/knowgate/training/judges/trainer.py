@@ -64,7 +64,8 @@ class TrainedJudge:
     def describe(self) -> list[str]:
         """Describe the training for the model card, one line per segment.
 
-        With two checks per epoch, the lines begin with "epoch 0.5", "epoch 1", "epoch 1.5".
+        A segment ends with an evaluation on the dev split. With two segments per epoch, the lines begin with "epoch 0.5",
+        "epoch 1", "epoch 1.5".
         """
         state = self.state
         lines = []
@@ -178,13 +179,11 @@ class _TrainingRun:
         self.watch(FitProgress(done, total, "examples", "training", words, is_end))
 
     def _save(self, state: TrainingState) -> None:
-        """Save a checkpoint after a segment (part of an epoch).
-
-        The judge itself is saved only after the best segment so far.
-        """
+        """Save a checkpoint after a segment (part of an epoch), and the judge if the segment is the best one so far."""
         is_finished = state.is_finished(self.training)
-        is_best = state.best == state.n_done - 1  # without dev rows, the last segment counts as the best one
-        if is_best and (state.dev_losses or is_finished):
+        # Without dev rows, no segment is known to be better, so the judge is saved at the end.
+        is_best = state.best == state.n_done - 1 if state.dev_losses else is_finished
+        if is_best:
             with atomic_folder(self.work / BEST_FOLDER) as folder:
                 self.model.save(folder)
         if is_finished:
@@ -193,9 +192,9 @@ class _TrainingRun:
             checkpoint.save_checkpoint(self.work, state, self.parameters, self.optimizer)
 
     def _train_segment(self, number: int) -> TrainingSegment:
-        """Train one segment (part of an epoch).
+        """Train one segment: the part of an epoch between two evaluations on the dev split.
 
-        Seeds depend on its number, so an interrupted segment can be repeated.
+        The seeds depend on the number of the segment, so that an interrupted segment can be repeated.
 
         Raises:
             BadSetting: The training diverged: most updates had gradients that are not finite.
@@ -203,7 +202,7 @@ class _TrainingRun:
         import torch
 
         self.model.set_training(True)
-        epoch, part = divmod(number, self.training.checks)
+        epoch, part = divmod(number, self.training.checks)  # an epoch has as many segments as checks (evaluations)
         batches = self._shuffle_epoch(epoch)
         # The segment has the batches from `first` up to but not including `end`.
         first = round(len(batches) * part / self.training.checks)
@@ -305,6 +304,7 @@ class _TrainingRun:
                 output = self.model.compute_output(batch)
                 total_loss += float(output.loss) * len(batch)
                 margins += output.margins.tolist()
+        # An example may have several targets. The margin is that of the last one.
         truth = np.array([example.targets[-1] >= 0.5 for example in self.dev])
         return DevEvaluation(total_loss / len(self.dev), auroc(truth, np.array(margins)))
 

@@ -18,14 +18,14 @@ Schedule = Literal["cosine", "one-cycle"]
 _MPNET = f"mpnet ({get_weights('mpnet').megabytes} MB to fetch)"
 ANY_BASE_HELP = (
     f"Model to fine-tune: small or {_MPNET}, which need no GPU, smollm, hf:NAME, gguf:FILE or encoder:DIR. Default: "
-    "the LLM that was labeled."
+    "the LLM whose answers were labeled."
 )
 
 
 class JudgeFitOptions(Options):
     """Options of every fine-tuned judge (it predicts whether answers are right)."""
 
-    base: str | None = option(None, "Model to fine-tune. Default: the LLM that was labeled.")
+    base: str | None = option(None, "Model to fine-tune. Default: the LLM whose answers were labeled.")
     epochs: Count = option(2, "Passes over the examples.")
     learning_rate: float | None = option(None, "Highest learning rate. Default: 1e-4, or 1e-5 with `full`.", gt=0)
     full: bool = option(False, "Fine-tune all weights instead of adding LoRA layers.")
@@ -70,14 +70,16 @@ class JudgeTrainingOptions:
         full: Train all weights instead of LoRA layers.
         rank: Rank of the LoRA layers.
         seed: Seed of order, dropout and initialization.
-        whole_vocabulary: The label competes with every token, as in language modeling; otherwise only with the other
-            label.
-        frozen_layers: Lower layers of an encoder that are not trained, with its embeddings; 0 to train all weights.
+        whole_vocabulary: Whether the label competes with every token in the loss, as in language modeling. If not, only
+            with the other label.
+        frozen_layers: Number of lower layers of an encoder that are not trained, nor are its embeddings; 0 to train all
+            weights.
         schedule: Learning-rate schedule.
         weight_decay: AdamW's weight decay.
-        checks: Evaluations on the dev split per epoch; the weights of the best one are kept.
-        patience: Evaluations without a better dev loss after which training stops; 0 for never.
-        window: Batches whose examples are sorted by length together, so that little is padding.
+        checks: Number of evaluations on the dev split per epoch; the weights with the lowest dev loss are kept.
+        patience: Number of evaluations without a better dev loss after which training stops; 0 for never.
+        window: Number of batches whose examples are sorted by length before they are divided into batches, to save
+            padding.
     """
 
     epochs: int = 3
@@ -102,19 +104,19 @@ class JudgeTrainingOptions:
 
     @property
     def n_segments(self) -> int:
-        """Number of segments of the training; an evaluation on the dev split follows each."""
+        """Number of segments of the training. Each segment ends with an evaluation on the dev split."""
         return self.epochs * self.checks
 
     def compute_rate(self, update: int, updates: int) -> float:
-        """Return the learning rate of an update."""
+        """Return the learning rate of an update. `updates` is the total number of updates."""
         schedule = one_cycle if self.schedule == "one-cycle" else warm_cosine
         return self.peak_rate * schedule(update, updates)
 
 
 def warm_cosine(update: int, updates: int) -> float:
-    """Return the learning rate of an update, as a share of the highest.
+    """Return the learning rate of an update, as a share of the highest rate.
 
-    It rises at first, then falls along a cosine.
+    The rate rises during the first 2 % of the updates and then falls along a cosine.
     """
     warm = max(1, round(WARM_UP_SHARE * updates))
     if update < warm:
@@ -123,9 +125,9 @@ def warm_cosine(update: int, updates: int) -> float:
 
 
 def one_cycle(update: int, updates: int) -> float:
-    """Return the learning rate of an update, as a share of the highest.
+    """Return the learning rate of an update, as a share of the highest rate.
 
-    It rises over 30 % of the updates.
+    The rate rises during the first 30 % of the updates and then falls to nearly zero.
     """
     peak = max(1.0, RISE_SHARE * updates - 1)  # the update with the highest rate
     if update <= peak:

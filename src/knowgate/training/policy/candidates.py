@@ -52,10 +52,11 @@ from knowgate.types import Signal, SignalRequest, Vector
 
 LOGPROB_FEATURES = ("min", "mean")
 JUDGE, GAIN_JUDGE = "judge", "judge (gain)"
-JUDGES = FOLDS  # judges of an ensemble; each leaves out one fold
+N_JUDGES = FOLDS  # size of an ensemble of judges, each of which leaves out one fold
+SINGLE_FEATURE = ""  # in the place of the name of a fit function
 MAX_CPU_ROWS = 2_000  # with more rows, small judges take too long on a CPU to be tried unasked
-# Half the epochs with half the batch make as many updates, and the lower three of MiniLM's six layers stay as they are. On 400
-# train rows of the GPT-4 recording, one fold took 55 seconds of CPU time instead of 140 (docs/judges.md).
+# Half the epochs with half the batch size make as many updates, and the lower three of MiniLM's six layers are not trained.
+# On 400 train rows of the GPT-4 recording, one fold took 55 seconds of CPU time instead of 140 (docs/judges.md).
 FAST_TRAINING = {"epochs": 2, "batch": 16, "frozen_layers": 3}
 
 
@@ -65,7 +66,8 @@ class GateRecipe:
 
     Attributes:
         name: Name of the gate in tables.
-        gate: Name of the fit function; '' for a gate that reads a single feature, a log-probability of the draft.
+        fit_name: Name of the fit function, as in `knowgate fit NAME`. `SINGLE_FEATURE` for a gate on a single feature, a
+            log-probability of the draft.
         target: What the gate learns to predict, such as whether the LLM knows the answer.
         options: Options of the fit function.
         models: Number of trained models that the gate runs.
@@ -73,7 +75,7 @@ class GateRecipe:
     """
 
     name: str
-    gate: str
+    fit_name: str
     target: Target = "known"
     options: Mapping[str, Any] = field(default_factory=dict)
     models: int = 1
@@ -96,30 +98,31 @@ def list_gate_recipes(evidence: Evidence, base: str | None) -> list[GateRecipe]:
         base: Model that judges are fine-tuned from; None to fine-tune no judge.
     """
     features = [name for name in LOGPROB_FEATURES if name in evidence.features]
-    recipes = [GateRecipe(f"logprob:{name}", "", options={"feature": name}) for name in features]
+    recipes = [GateRecipe(f"logprob:{name}", SINGLE_FEATURE, options={"feature": name}) for name in features]
     fittable = list_fittable_gates()
-    recipes += [recipe for recipe in DEFAULT_GATES if recipe.gate in fittable]
+    recipes += [recipe for recipe in DEFAULT_GATES if recipe.fit_name in fittable]
     if base is not None:
         recipes += list_judge_recipes(base, learns_gain(evidence, base))
-    if not evidence.has_both:  # Other targets need answers with passages.
+    if not evidence.has_both_answers:  # Other targets need answers with passages.
         recipes = [recipe for recipe in recipes if recipe.target == "known"]
     return [recipe for recipe in recipes if has_both_classes(evidence, recipe.target)]
 
 
 def list_judge_recipes(base: str, with_gain: bool) -> list[GateRecipe]:
-    """List the gates with judges: the judges alone, and stacks of judges and a fusion."""
+    """List the gates with judges: judges alone, and stacks, which combine the judges with all other signals."""
     options = make_judge_options(base)
-    recipes = [GateRecipe(JUDGE, "judge", "known", options, models=JUDGES)]
+    recipes = [GateRecipe(JUDGE, fit_name="judge", target="known", options=options, models=N_JUDGES)]
     if with_gain:
-        recipes.append(GateRecipe(GAIN_JUDGE, "gain", "gain", options, models=JUDGES))
-    recipes.append(GateRecipe("stack (known)", "stack", "known", models=JUDGES + 1))  # the judges and the fusion
-    recipes.append(GateRecipe("stack (gain)", "stack", "gain", models=JUDGES + 1))
+        recipes.append(GateRecipe(GAIN_JUDGE, fit_name="gain", target="gain", options=options, models=N_JUDGES))
+    stack_models = N_JUDGES + 1  # the judges, and the regression that combines them
+    recipes.append(GateRecipe("stack (known)", fit_name="stack", target="known", models=stack_models))
+    recipes.append(GateRecipe("stack (gain)", fit_name="stack", target="gain", models=stack_models))
     return recipes
 
 
 def list_arbiters(evidence: Evidence, base: str | None) -> dict[str, dict[str, Any]]:
     """Return the options of each arbiter to try, by name."""
-    if not evidence.has_both:
+    if not evidence.has_both_answers:
         return {}
     arbiters: dict[str, dict[str, Any]] = {"rules": {}, "features": {}}
     if base is not None and not is_encoder_spec(base):  # the arbiter `lora` needs a causal model
@@ -129,15 +132,13 @@ def list_arbiters(evidence: Evidence, base: str | None) -> dict[str, dict[str, A
 
 def make_judge_options(base: str) -> dict[str, Any]:
     """Return the options of a judge. The base `small` gets fewer epochs than by default."""
-    if base == "small":
-        return {"base": base, **FAST_TRAINING}
-    return {"base": base}
+    return {"base": base, **(FAST_TRAINING if base == "small" else {})}
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
     """Return the spec of the judge's base model, or None to try no judge.
 
-    Without the option `base`, it depends on the LLM, the GPU and the number of rows.
+    Without the option `base`, the choice depends on the LLM, on the GPU, and on the number of rows and their signals.
     """
     if options.base is not None:
         return None if options.base == "none" else options.base
@@ -145,16 +146,17 @@ def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> st
     if has_gpu and (model == "smollm" or model.startswith(("hf:", "gguf:"))):
         return model
     has_signals = evidence.has_logprobs or evidence.has_states
-    is_cheap_enough = has_gpu or (len(evidence.table) <= MAX_CPU_ROWS and not has_signals)
-    return "small" if is_cheap_enough else None
+    # Without a GPU, judges are slow. They are tried only on few rows, and only if there are no signals for faster gates.
+    is_worth_trying = has_gpu or (len(evidence.table) <= MAX_CPU_ROWS and not has_signals)
+    return "small" if is_worth_trying else None
 
 
 def learns_gain(evidence: Evidence, base: str) -> bool:
-    """Return whether judges also learn to predict right answers with passages.
+    """Return whether judges learn a second task, for the target 'gain': whether the answer with passages is right.
 
-    Encoders do not, because the training takes twice as long.
+    It doubles the training time, so encoders, which are often trained without a GPU, do not learn it.
     """
-    return evidence.has_both and not is_encoder_spec(base) and has_both_classes(evidence, "gain")
+    return evidence.has_both_answers and not is_encoder_spec(base) and has_both_classes(evidence, "gain")
 
 
 def has_both_classes(evidence: Evidence, target: Target) -> bool:
@@ -198,13 +200,10 @@ class CandidateFitter:
 
     @cached_property
     def gates(self) -> list[GateCandidate]:
-        """The gates to choose from, with the need for retrieval of each row.
-
-        The needs come from cross-validation.
-        """
+        """The gates to choose from, with the need for retrieval that each predicts in a cross-validation."""
         tried: list[GateCandidate] = []
         for recipe in self.recipes.values():
-            if recipe.gate == "stack" and JUDGE not in [gate.name for gate in tried]:
+            if recipe.fit_name == "stack" and JUDGE not in [gate.name for gate in tried]:
                 continue  # the judge could not be trained, so there is nothing to stack
             with self.report_failure(recipe.name):
                 tried.append(GateCandidate(recipe.name, self._cross_fit(recipe), recipe.reads_draft, recipe.models))
@@ -212,10 +211,7 @@ class CandidateFitter:
 
     @cached_property
     def arbiters(self) -> list[ArbiterCandidate]:
-        """The arbiters to choose from, with their choice for each row.
-
-        The choices come from cross-validation.
-        """
+        """The arbiters to choose from, with the answers that each prefers in a cross-validation."""
         tried: list[ArbiterCandidate] = []
         for name in list_arbiters(self.evidence, self.base):
             with self.report_failure(name):
@@ -225,21 +221,21 @@ class CandidateFitter:
 
     @contextmanager
     def report_failure(self, name: str) -> Iterator[None]:
-        """Report a failed fit inside the `with` body, and leave the candidate out."""
+        """Turn an error inside the `with` body into a message, so that the search goes on without this candidate."""
         try:
             yield
         except (BadInput, BadSetting, UnsupportedSignal, WeightsError) as error:
-            self.watch(FitProgress(0, 1, "folds", name, f"{name} was left out: {error}", True))
+            self.watch(FitProgress(0, 1, "folds", name, f"{name} was left out: {error}", is_milestone=True))
 
     def _cross_fit(self, recipe: GateRecipe) -> FloatArray:
         """Predict the need for retrieval of each row by cross-validation.
 
-        Stored needs of an interrupted fit are used again.
+        Predictions that an interrupted fit has stored are used again.
         """
-        if recipe.name in (JUDGE, GAIN_JUDGE):  # each row has a judge that was not trained on it
-            examples = self.evidence.make_examples(recipe.target, HELD_OUT)
+        if recipe.name in (JUDGE, GAIN_JUDGE):  # the judges score each row with one that was not trained on it
+            examples = self.evidence.make_examples(recipe.target, test_fold=HELD_OUT)
             return score_calibrated(self.judges[recipe.target], examples, self.evidence.fit_rows)
-        if recipe.gate == "stack":  # its needs are not stored: the key does not cover the judges
+        if recipe.fit_name == "stack":  # not stored, because the key of the file does not depend on the judges
             return self._score_folds(recipe)
         file = self.work / f"needs-{self._make_key(recipe)}.json"
         if file.is_file():
@@ -251,10 +247,10 @@ class CandidateFitter:
     def _score_folds(self, recipe: GateRecipe) -> FloatArray:
         """Predict the need for retrieval of each question by cross-validation.
 
-        A gate fitted on the other folds scores each fold.
+        Each fold is scored by a gate that was fitted on all other folds.
 
         Returns:
-            The calibrated needs, from 0 to 1, without those of held-out questions, which are in none of the folds.
+            The calibrated needs, from 0 to 1, of all questions that are not held out.
         """
         needs = np.full(len(self.evidence.table), np.nan)
         for fold in range(FOLDS):
@@ -266,34 +262,35 @@ class CandidateFitter:
         return needs[self.evidence.fit_rows]
 
     @cached_property
-    def _margins(self) -> dict[str, Vector]:
-        """The judge's log-odds of each row, as a signal of a stack."""
+    def _judge_margins(self) -> dict[str, Vector]:
+        """The judge's log-odds for each row, by the judge's name in a stack (a gate that combines judges with signals)."""
         judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
-        return {name_judge(0): compute_log_odds(judge_scores)}
+        return {name_judge(0): compute_log_odds(judge_scores)}  # these stacks have a single judge
 
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:
-        """Fit the gate of a recipe. A fusion gets the shared embedder, a stack also the scores of the judges."""
-        if not recipe.gate:
+        """Fit the gate of a recipe. A stack is fitted as a fusion that has the judges' log-odds as further signals."""
+        if recipe.fit_name == SINGLE_FEATURE:
             return fit_single_feature(examples, str(recipe.options["feature"]))
-        if recipe.gate == "fusion":
+        if recipe.fit_name == "fusion":
             return fit_fusion(examples, **recipe.options, embedder=self.evidence.embedder)
-        if recipe.gate == "stack":
-            return fit_fusion(examples, cheap=True, margins=self._margins, embedder=self.evidence.embedder)
-        return cast(FitResult, self._call(load_fit_function(recipe.gate), examples, recipe.options, work))
+        if recipe.fit_name == "stack":
+            return fit_fusion(examples, cheap=True, judge_margins=self._judge_margins, embedder=self.evidence.embedder)
+        return cast(FitResult, self._call(load_fit_function(recipe.fit_name), examples, recipe.options, work))
 
     def _call(self, function: FitFunction, data: Examples | AnswerPairs, options: Mapping[str, Any], work: Path) -> Any:
+        """Call the fit function of a gate or an arbiter."""
         return call_fit_function(function, data, options, seed=self.evidence.seed, work=work, watch=self.watch)
 
     def fit_gate(self, name: str) -> tuple[FitResult, Examples]:
-        """Fit the chosen gate on all rows, and return it with its training data.
+        """Fit the chosen gate on all rows that are not held out, and return it with its training data.
 
-        Judges are already trained and are used again.
+        Judges were already trained for the cross-validation and are used again.
         """
         if name in CONSTANT_GATES:
-            return make_constant_result(), self.evidence.make_examples("known", HELD_OUT)
+            return make_constant_result(), self.evidence.make_examples("known", test_fold=HELD_OUT)
         recipe = self.recipes[name]
-        examples = self.evidence.make_examples(recipe.target, HELD_OUT)
-        if recipe.gate == "stack":
+        examples = self.evidence.make_examples(recipe.target, test_fold=HELD_OUT)
+        if recipe.fit_name == "stack":
             return stack_judges(examples, [self.judges["known"]], cheap=True, work=self.work / "final"), examples
         if recipe.name in (JUDGE, GAIN_JUDGE):
             return self.judges[recipe.target], examples
@@ -306,41 +303,36 @@ class CandidateFitter:
 
     @cached_property
     def judges(self) -> dict[Target, FitResult]:
-        """Judge gates by target: `known`, and sometimes `gain`.
+        """The fitted judges by target: always `known`, and `gain` if the judges learn it (see `learns_gain`).
 
         Each judge is trained without one fold and scores the rows of this fold.
         """
         recipe = self.recipes[JUDGE]
         options = AnswerJudgeFitOptions(**recipe.options)
-        examples = self.evidence.make_examples("known", HELD_OUT)
-        rows = self.evidence.fit_rows
-        seed = self.evidence.seed
+        examples = self.evidence.make_examples("known", test_fold=HELD_OUT)
+        rows, seed = self.evidence.fit_rows, self.evidence.seed
         work = self.work / f"judges-{self._make_key(recipe)}"
         if not learns_gain(self.evidence, str(options.base)):
-            judge = fit_cross_fitted_judge(examples, options, JUDGES, rows=rows, seed=seed, work=work, watch=self.watch)
+            judge = fit_cross_fitted_judge(
+                examples, options, N_JUDGES, rows=rows, seed=seed, work=work, watch=self.watch
+            )
             return {"known": judge}
         texts = [question.text for question in examples.questions]
         training = make_gain_training(options, seed)
-        members = plan_ensemble(examples.split, training, folds=JUDGES, texts=texts, rows=rows)
+        members = plan_ensemble(examples.split, training, folds=N_JUDGES, texts=texts, rows=rows)
         return train_gain_judge(examples, options, members, work=work, watch=self.watch)
 
     def _make_key(self, recipe: GateRecipe) -> str:
-        """Return a hash of everything that a gate's scores depend on.
-
-        The hash names the file with the stored scores.
-        """
+        """Return a hash of everything that a gate's scores depend on. It names the file with the stored scores."""
         table, options = self.evidence.table, json.dumps(dict(recipe.options), sort_keys=True)
         grades = "".join(map(str, self.evidence.list_needed(recipe.target).astype(int)))
-        settings = [recipe.gate, recipe.target, options, str(self.evidence.seed)]
+        settings = [recipe.fit_name, recipe.target, options, str(self.evidence.seed)]
         return sha256_text(table.settings["data_fingerprint"], *table.ids.tolist(), grades, *settings)[:16]
 
     # --- arbiters ---------------------------------------------------------------------------------
 
     def _cross_fit_arbiter(self, name: str) -> BoolArray:
-        """Return for which rows an arbiter prefers the answer without passages.
-
-        The choices come from cross-validation.
-        """
+        """Return for which rows an arbiter prefers the answer without passages, by cross-validation."""
         if name == "rules":  # not fitted, so no folds are needed
             return self.choose_by_rules()[self.evidence.fit_rows]
         prefers_closed_book = np.zeros(len(self.evidence.table), dtype=bool)
@@ -350,53 +342,52 @@ class CandidateFitter:
             prefers_closed_book[pairs.split.test] = choose_closed_book(self._fit_arbiter(name, fold), pairs)
         return prefers_closed_book[self.evidence.fit_rows]
 
-    def _fit_arbiter(self, name: str, fold: int) -> ArbiterResult:
-        """Fit an arbiter on all folds except one.
+    def _fit_arbiter(self, name: str, test_fold: int) -> ArbiterResult:
+        """Fit an arbiter on all folds except one. Held-out rows, which test the policy, are in none of the folds.
 
         Args:
             name: Name of the arbiter.
-            fold: Number of the fold to leave out; `HELD_OUT` to fit on all folds. Held-out rows, which test the policy, are
-                in none of the folds.
+            test_fold: Number of the fold to leave out; `HELD_OUT` to fit on all folds.
         """
-        pairs = self.evidence.make_pairs(fold)
+        pairs = self.evidence.make_pairs(test_fold)
         check_answer_pairs(pairs)
         options = list_arbiters(self.evidence, self.base)[name]
-        work = self.work / f"arbiter-{name}-{fold}"
+        work = self.work / f"arbiter-{name}-{test_fold}"
         return cast(ArbiterResult, self._call(load_arbiter_fit_function(name), pairs, options, work))
 
     def choose_by_rules(self) -> BoolArray:
-        """Return for which rows the arbiter `rules` chooses the answer without passages."""
-        beliefs = compute_beliefs(RULES_ARBITER, self.evidence.make_pairs(HELD_OUT).answers)
+        """Return for each row (held out or not) whether the arbiter `rules` prefers the answer without passages."""
+        beliefs = compute_beliefs(RULES_ARBITER, self.evidence.make_pairs(HELD_OUT).answers)  # pairs of all rows
         return np.array([belief is not None and belief.prefers_closed for belief in beliefs], dtype=bool)
 
     def fit_arbiter(self, name: str, command: str) -> tuple[BoolArray | None, Path | None]:
-        """Fit an arbiter on all rows to choose on, and write its folder.
+        """Fit an arbiter on all rows that are not held out, and write its folder.
 
         Args:
             name: Name of the arbiter; '' for none.
             command: The command line that its model card shows.
 
         Returns:
-            For which held-out rows it chooses the closed-book answer, and its folder. Both are None without an arbiter;
-            the folder is None for the arbiter `rules`, which is not fitted.
+            For which held-out rows the arbiter chooses the closed-book answer, and its folder. Both are None without an
+            arbiter. The folder is None for the arbiter `rules`, which is not fitted.
         """
         if not name:
             return None, None
         if name == "rules":
             return self.choose_by_rules()[self.evidence.held_out], None
-        result = self._fit_arbiter(name, HELD_OUT)
-        pairs = self.evidence.make_pairs(HELD_OUT)
+        result = self._fit_arbiter(name, test_fold=HELD_OUT)
+        pairs = self.evidence.make_pairs(test_fold=HELD_OUT)
         folder = self.work / ARBITER_FOLDER
         save_arbiter(result, pairs, folder, command=command)
         return choose_closed_book(result, pairs), folder
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
-    """Fit a gate on one feature of the draft, such as its smallest token probability."""
+    """Fit a fusion gate with a single feature of the draft, such as its smallest token probability."""
     values = feature_matrix([feature], examples.questions, examples.readings)  # questions x 1
     rows = np.concatenate([examples.split.train, examples.split.dev])
     classifier = fit_linear(values[rows], examples.needed[rows])
-    # 'cheap' means no sampled answers and no extra passes; 'early' would decide at the first token of the draft.
+    # Options of a fusion gate. It is cheap, as it needs no sampled answers, but not early, as it reads the whole draft.
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
     request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
     tensors = {f"fusion.{name}": value for name, value in classifier.items()}
@@ -405,19 +396,13 @@ def fit_single_feature(examples: Examples, feature: str) -> FitResult:
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int64]) -> FloatArray:
-    """Return the calibrated need for retrieval (0 to 1) of the rows.
-
-    The calibration split of the examples fits the calibration.
-    """
+    """Return the need for retrieval (0 to 1) of the rows, calibrated on the calibration part of the split."""
     calibration_rows = examples.split.calibration
     calibration = fit_platt_scaling(result.raw(calibration_rows.tolist()), examples.needed[calibration_rows])
     return apply_calibration(result.raw(rows.tolist()), calibration)
 
 
 def choose_closed_book(result: ArbiterResult, pairs: AnswerPairs) -> BoolArray:
-    """Return for which test rows an arbiter chooses the answer without passages.
-
-    Rows with equal answers are False.
-    """
+    """Return for which test rows an arbiter chooses the answer without passages, never if both answers agree."""
     test = pairs.split.test
     return np.asarray(prefer_closed_book(result.raw(test.tolist())) & pairs.differ[test])

@@ -1,13 +1,14 @@
 """Choose gate, arbiter and threshold together, from out-of-fold predictions. Nothing is trained here.
 
-A policy is worth its right answers minus what its searches and LLM calls cost. Each gate is combined with each arbiter
-and with thresholds at fixed retrieval rates; of the settings that are safe (see `SafetyLimits`) the most valuable one is
-chosen. It must beat the best constant policy by more than one standard error, and it must still beat it when it is chosen
-on some folds of the questions and applied to the others. If it does not, it is chosen again with stricter limits, and after
-that the best constant policy is chosen: always or never retrieving, or always retrieving with an arbiter.
+The value of a policy is its right answers minus the cost of its searches and LLM calls. Each gate is combined with each
+arbiter and with thresholds at fixed retrieval rates. Of the settings that are safe (see `SafetyLimits`), the most valuable
+one is chosen. It must beat the best constant policy by more than one standard error, also in a cross-validation, in which it
+is chosen on some folds of the questions and applied to the other folds. If it does not, a policy is chosen with stricter
+limits. If all of these fail, the best constant policy is chosen: always or never retrieving, or always retrieving with an
+arbiter.
 
 A loss is counted against always retrieving, and against the reference: always retrieving with the arbiter that gives the most
-right answers, if an arbiter pays there. So a gate cannot lose what an arbiter has gained.
+right answers, if an arbiter is worth its cost. So a gate cannot lose what an arbiter has gained.
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ class PolicyChoice:
         always: The policy that always retrieves.
         never: The policy that never retrieves.
         constant: The best constant policy: `always`, `never`, or `always` with an arbiter.
-        reference: The policy that always retrieves and that losses are counted against; it may have an arbiter.
+        reference: The policy against which losses are counted. It always retrieves and may have an arbiter.
         tried: The best safe setting of each pair of gate and arbiter, most valuable first.
-        estimate: Result of the choice by cross-validation: a policy is chosen on all folds but one and applied to that
-            one. Unlike `chosen`, it is not too optimistic.
+        estimate: Cross-validated result: a policy is chosen on all folds but one and applied to this fold. Unlike
+            `chosen`, the estimate is not too optimistic.
         reason: Why this policy was chosen, in one sentence.
-        required_rows: How many questions to choose on could prove that another policy is safe, if always retrieving was
-            chosen for lack of proof. None if it was not, or if no number of questions would do.
-        frontier: The chosen gate and arbiter at increasing shares of searches. If the chosen policy is constant, those of
-            the best policy that is not.
+        required_rows: If always retrieving was chosen because no other policy could be proven safe: the number of
+            questions that could suffice for the proof. Otherwise, or if no number suffices, None.
         rejected: The policy that looked best but failed on questions that it was not chosen on, so that a constant policy
             was chosen instead. None if there is no such policy.
+        frontier: Results of the chosen gate and arbiter at several thresholds, with increasing shares of searches. If the
+            chosen policy is constant, results of the best policy that is not constant.
     """
 
     chosen: PolicyResult
@@ -164,41 +165,45 @@ def choose_policy(
 
 
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
-    """Choose the most valuable policy that passes a cross-validation, or else a constant one.
+    """Choose the most valuable policy that passes a cross-validation.
 
-    After each failure, a policy is chosen with stricter loss limits.
+    After each failure, a policy is chosen with stricter loss limits. If all fail, a constant policy is chosen.
     """
     limits = questions.options
-    choice = _start_with_constant(questions)
+    fallback = _choose_constant(questions)
     rejected = None  # the first policy that fails
     for share in LOSS_SHARES:
         stricter = replace(questions, options=limits.model_copy(update={"max_loss": share * limits.max_loss}))
         tried = _try_policies(stricter)
-        chosen, reason = _select(stricter, tried)
-        if chosen.is_constant:
+        candidate, reason = _select(stricter, tried)
+        if candidate.is_constant:
             continue
         estimate = _estimate_out_of_fold(stricter, folds)
-        failure = _describe_failure(estimate, choice, limits)
+        failure = _describe_failure(estimate, fallback, limits)
         if not failure:
-            return replace(choice, chosen=chosen, tried=tried, estimate=estimate, reason=reason)
-        rejected = rejected or RejectedPolicy(chosen.name, estimate, failure)
+            return replace(fallback, chosen=candidate, tried=tried, estimate=estimate, reason=reason)
+        rejected = rejected or RejectedPolicy(candidate.name, estimate, failure)
     if rejected is None:  # no policy with a gate was selected
-        return _explain_constant(questions, choice)
+        return _explain_constant(questions, fallback)
     reason = f"{rejected.name} looked best, but failed on questions that it was not chosen on: {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
-    return replace(choice, reason=reason, required_rows=required, rejected=rejected)
+    return replace(fallback, reason=reason, required_rows=required, rejected=rejected)
 
 
-def _describe_failure(estimate: PolicyResult, choice: PolicyChoice, limits: SafetyLimits) -> str:
-    """Describe why a cross-validated policy is worse than a constant one; '' if it is not."""
-    failure = estimate.describe_violation(limits, choice.reference.name)
-    if not failure and estimate.value <= choice.constant.value:
-        failure = f"it is not worth more than {choice.constant.name}"
+def _describe_failure(estimate: PolicyResult, fallback: PolicyChoice, limits: SafetyLimits) -> str:
+    """Describe why a cross-validated policy is not used: it is unsafe, or not worth more than the constant policy.
+
+    Returns:
+        The reason; '' if the policy can be used.
+    """
+    failure = estimate.describe_violation(limits, fallback.reference.name)
+    if not failure and estimate.value <= fallback.constant.value:
+        failure = f"it is not worth more than {fallback.constant.name}"
     return failure
 
 
-def _start_with_constant(questions: GradedQuestions) -> PolicyChoice:
-    """Choose between always and never retrieving, before other policies are tried."""
+def _choose_constant(questions: GradedQuestions) -> PolicyChoice:
+    """Choose a constant policy (always or never retrieving), in case that no policy with a gate passes all checks."""
     constant = _select_constant(questions)
     return PolicyChoice(
         chosen=constant,
@@ -208,14 +213,14 @@ def _start_with_constant(questions: GradedQuestions) -> PolicyChoice:
         reference=questions.evaluate_constant(ALWAYS, questions.reference_arbiter),
         tried=_try_policies(questions),
         estimate=constant,  # it has no threshold to fit, so its result needs no cross-validation
-        reason="",  # added once the other policies have been tried
+        reason="",  # added once policies with a gate have been tried
     )
 
 
 def _explain_constant(questions: GradedQuestions, choice: PolicyChoice) -> PolicyChoice:
-    """Add the reason why a constant policy was chosen, and how many rows could change it."""
+    """Add the reason why a constant policy was chosen, and how many questions could prove another policy safe."""
     nearest = _find_nearest_unproven(questions, choice.constant)
-    if nearest is None:
+    if nearest is None:  # it is not for lack of proof that no other policy was chosen
         _, reason = _select(questions, choice.tried)
         return replace(choice, reason=reason)
     violation = nearest.describe_violation(questions.options, choice.reference.name)
@@ -246,7 +251,7 @@ def apply_policy(
         open_book_right: Whether each open-book answer (with passages) is right.
         prefers_closed_book: For which questions the policy's arbiter prefers the closed-book answer; None without one.
         reads_draft: Whether the gate reads a closed-book draft; ignored for constant gates.
-        reference_prefers_closed_book: The same for the arbiter of the reference.
+        reference_prefers_closed_book: The same for the arbiter of the reference; None without one.
         options: Prices.
     """
     if chosen.arbiter and prefers_closed_book is None:
@@ -266,11 +271,14 @@ def apply_policy(
 
 
 def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[PolicyResult]:
-    """Evaluate a policy at several thresholds, to show accuracy by share of searches."""
+    """Evaluate the chosen policy at several thresholds, to show accuracy by share of searches.
+
+    If the chosen policy is constant, the most valuable policy with a gate is shown instead.
+    """
     with_gate = [item for item in (choice.chosen, *choice.tried) if not item.is_constant]
     if not with_gate:
         return []
-    policy = with_gate[0]
+    policy = with_gate[0]  # `tried` is sorted by value
     needs = questions.gates[policy.gate].needs
     thresholds = [float(np.quantile(needs, 1 - rate)) for rate in FRONTIER_RATES]
     distinct = dict.fromkeys(thresholds)  # in the same order
@@ -285,7 +293,8 @@ def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
 
     Safe means: few right answers are lost compared with always retrieving.
     """
-    gates = [gate for gate in questions.gates if gate != NEVER]  # an arbiter needs a search to choose after
+    # `never` is left out: an arbiter has nothing to choose from, and `_select_constant` considers `never` alone.
+    gates = [gate for gate in questions.gates if gate != NEVER]
     pairs = product(gates, (NO_ARBITER, *questions.arbiters))
     best_settings = [_find_best_setting(questions, gate, arbiter) for gate, arbiter in pairs]
     results = [result for result in best_settings if result is not None]  # None: no threshold is safe
@@ -312,7 +321,7 @@ def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> P
 def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[PolicyResult, str]:
     """Select the most valuable policy, and say why.
 
-    A gate must clearly beat the best constant policy (always or never retrieve).
+    A gate must clearly beat the best constant policy (always or never retrieve, perhaps with an arbiter).
 
     Args:
         questions: The questions to compare the policies on.
@@ -322,14 +331,14 @@ def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[
         The policy, and the reason as the rest of a sentence.
     """
     constant = _select_constant(questions)
-    praise = "the arbiter is worth its LLM calls, and " if constant.arbiter else ""
+    arbiter_note = "the arbiter is worth its LLM calls, and " if constant.arbiter else ""
     with_gate = [result for result in tried if not result.is_constant]
     if not with_gate:
-        return constant, praise + "no other policy is safe and worth more"
+        return constant, arbiter_note + "no other policy is safe and worth more"
     best = _prefer_simple(with_gate)
     gain, standard_error = questions.compare_values(best, constant)
     if gain <= standard_error:
-        return constant, praise + f"no policy with a gate is clearly worth more than {constant.name}"
+        return constant, arbiter_note + f"no policy with a gate is clearly worth more than {constant.name}"
     return best, f"{best.name} is worth the most: right answers minus the price of searches and LLM calls"
 
 
@@ -345,23 +354,23 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
 
     An arbiter may choose between the two answers after always retrieving.
     """
-    plain = questions.evaluate_constant(ALWAYS)
+    without_arbiter = questions.evaluate_constant(ALWAYS)
     never = questions.evaluate_constant(NEVER)
-    if never.is_safe(questions.options) and never.value > plain.value:
-        plain = never
+    if never.is_safe(questions.options) and never.value > without_arbiter.value:
+        without_arbiter = never
     arbitrated = [questions.evaluate_constant(ALWAYS, arbiter) for arbiter in questions.arbiters]
     safe = [result for result in arbitrated if result.is_safe(questions.options)]
     if not safe:
-        return plain
-    best = _prefer_simple(safe)
-    gain, standard_error = questions.compare_values(best, plain)
-    return best if gain > standard_error else plain
+        return without_arbiter
+    with_arbiter = _prefer_simple(safe)
+    gain, standard_error = questions.compare_values(with_arbiter, without_arbiter)
+    return with_arbiter if gain > standard_error else without_arbiter  # an arbiter must bring a clear gain
 
 
 def _choose_reference_arbiter(questions: GradedQuestions) -> str:
-    """Choose the arbiter of the reference: the policy that always retrieves, against which losses are counted.
+    """Choose the arbiter of the reference policy, which always retrieves. Losses are counted against this policy.
 
-    It must give clearly more right answers, and be worth its LLM calls.
+    The arbiter must give clearly more right answers, and these must not be clearly worth less than its LLM calls cost.
 
     Returns:
         Name of the arbiter; '' if none is worth using.
@@ -372,14 +381,15 @@ def _choose_reference_arbiter(questions: GradedQuestions) -> str:
         result = questions.evaluate_constant(ALWAYS, arbiter)
         gain, standard_error = questions.compare_values(result, always)
         is_clearly_right_more_often = result.right - always.right > standard_error
-        if is_clearly_right_more_often and gain > -standard_error:
+        is_clearly_too_expensive = gain <= -standard_error
+        if is_clearly_right_more_often and not is_clearly_too_expensive:
             worth_using.append(result)
     best = max(worth_using, key=lambda result: result.right)
     return best.arbiter
 
 
 def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyResult:
-    """Cross-validate the choice of a policy. Each fold tests a policy chosen on the others."""
+    """Cross-validate the choice of a policy: each fold tests a policy that was chosen on all other folds."""
     results = []
     for fold in np.unique(folds):
         others = questions.select(folds != fold)
@@ -390,16 +400,14 @@ def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) 
 
 
 def _find_nearest_unproven(questions: GradedQuestions, constant: PolicyResult) -> PolicyResult | None:
-    """Find the policy that comes closest to being proven safe.
-
-    It must be worth more than the chosen constant policy.
+    """Find the policy that comes closest to being proven safe, of those worth more than the chosen constant policy.
 
     Args:
         questions: The questions that the policy was chosen on.
         constant: The chosen policy, which makes the same decision for every question.
 
     Returns:
-        The policy. None if never retrieving was chosen, if no other policy is worth more, or if one of those is safe.
+        The policy. None if never retrieving was chosen, if no other policy is worth more, or if such a policy is safe.
     """
     results = [questions.evaluate_constant(NEVER)]
     gates = [gate for gate in questions.gates if gate not in CONSTANT_GATES]
@@ -411,7 +419,7 @@ def _find_nearest_unproven(questions: GradedQuestions, constant: PolicyResult) -
         return None
 
     def rank(policy: PolicyResult) -> tuple[float, float]:
-        """Return the number of questions needed to prove the policy safe, then its loss."""
+        """Return the number of questions needed to prove the policy safe, then its loss against the reference."""
         required = policy.reference_loss.count_required_rows(limits)
         return (required or float("inf"), policy.reference_loss.mean)
 

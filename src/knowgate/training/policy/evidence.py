@@ -42,9 +42,9 @@ class PolicyOptions(ChoiceOptions):
 
 
 FOLDS = 4
-HELD_OUT = -1  # in the place of the number of a fold: the held-out rows
+HELD_OUT = -1  # stands for the held-out rows in the place of the number of a fold
 HELD_OUT_SHARE = 0.25  # rows that nothing is fitted or chosen on: they test the policy
-TRAIN_EDGES = (0.75, 0.87)  # of the other rows: shares that train, that stop and tune, and that calibrate
+TRAIN_EDGES = (0.75, 0.87)  # train, dev and calibration get 75, 12 and 13 % of the rows that do not test
 
 
 @dataclass
@@ -53,7 +53,7 @@ class MemoryEmbedder:
 
     Attributes:
         vectors: The cached embeddings, by text.
-        embedder: Embeds the other texts.
+        embedder: Embeds texts that are not in the cache.
     """
 
     vectors: dict[str, Vector] = field(default_factory=dict)
@@ -77,18 +77,19 @@ class MemoryEmbedder:
 class Evidence:
     """Graded questions to fit and test a policy (gate, threshold and perhaps arbiter).
 
-    A quarter of the rows is held out for the test. The others form folds for cross-validation.
+    A quarter of the rows is held out for the test. All other rows form folds for cross-validation.
 
     Attributes:
         table: The rows, one per graded question.
-        has_both: Whether all rows have a closed-book and an open-book answer, i.e. answers without and with passages.
+        has_both_answers: Whether all rows have two graded answers: closed-book (without passages) and open-book (with
+            passages).
         folds: Number of the fold of each row, from 0; `HELD_OUT` (-1) for held-out rows.
         seed: Seed of the splits.
         embedder: Sentence embedder that all fits share.
     """
 
     table: LabelTable
-    has_both: bool
+    has_both_answers: bool
     folds: NDArray[np.int64]
     seed: int
     embedder: MemoryEmbedder = field(default_factory=MemoryEmbedder, repr=False)
@@ -122,7 +123,7 @@ class Evidence:
         """Say in one sentence what the rows hold."""
         available = {"hidden states": self.has_states, "log-probabilities": self.has_logprobs}
         signals = [name for name, is_available in available.items() if is_available]
-        answers = "answers with and without passages" if self.has_both else "answers without passages only"
+        answers = "answers with and without passages" if self.has_both_answers else "answers without passages only"
         return (
             f"{len(self.table)} graded questions, {answers}, {' and '.join(signals) or 'text alone'}; "
             f"{len(self.fit_rows)} to fit and choose on, {len(self.held_out)} to test."
@@ -131,31 +132,32 @@ class Evidence:
     def list_needed(self, target: Target) -> BoolArray:
         """Return for each question whether it needs retrieval, as the target defines it."""
         is_unknown = ~self.table.closed_book_right
-        return is_unknown if target == "known" else is_unknown & self.table.always_right
+        return is_unknown if target == "known" else is_unknown & self.table.retrieved_right
 
-    def split(self, fold: int) -> Split:
-        """Split the rows for a training without one fold.
+    def split(self, test_fold: int) -> Split:
+        """Split the rows for a training that leaves out one fold.
 
-        That fold becomes the test part. Hashes divide the other rows into train, dev and calibration.
+        This fold becomes the test part. All other rows that are not held out are divided into train, dev and calibration
+        by a hash of the question.
 
         Args:
-            fold: Number of the fold. With `HELD_OUT`, the held-out rows are the test part, and no fold is left out.
+            test_fold: Number of the fold. With `HELD_OUT`, the held-out rows are the test part, and no fold is left out.
         """
-        others = np.flatnonzero((self.folds != HELD_OUT) & (self.folds != fold))
+        others = np.flatnonzero((self.folds != HELD_OUT) & (self.folds != test_fold))
         part = np.searchsorted(TRAIN_EDGES, self._positions[others], side="right")
-        return Split(others[part == 0], others[part == 1], others[part == 2], np.flatnonzero(self.folds == fold))
+        return Split(others[part == 0], others[part == 1], others[part == 2], np.flatnonzero(self.folds == test_fold))
 
-    def make_examples(self, target: Target, fold: int) -> Examples:
+    def make_examples(self, target: Target, test_fold: int) -> Examples:
         """Return the data to fit a gate on, with one fold (or `HELD_OUT`) as the test part; see `split`."""
-        return Examples(self.table, self.list_needed(target), target, self.split(fold))
+        return Examples(self.table, self.list_needed(target), target, self.split(test_fold))
 
-    def make_pairs(self, fold: int) -> AnswerPairs:
+    def make_pairs(self, test_fold: int) -> AnswerPairs:
         """Return the data to fit an arbiter on, with one fold (or `HELD_OUT`) as the test part; see `split`."""
-        return replace(self._pairs, split=self.split(fold))
+        return replace(self._pairs, split=self.split(test_fold))
 
     @cached_property
     def _positions(self) -> FloatArray:
-        """The hash of each question that places it in one of the parts of a split: 0 to 1."""
+        """For each question, a hash from 0 to 1 that decides to which part of a split the question belongs."""
         texts = [question.text for question in self.table.questions]
         return np.array([hash_to_unit("policy part", str(self.seed), fingerprint_text(text)) for text in texts])
 
@@ -174,17 +176,20 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
     """
     table = load_label_table(runs, required_equal=SHARED_SETTINGS)
     check_texts(table)
-    both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
-    has_both = len(both) > 0 and len(both) >= 0.5 * len(table)
-    if has_both and len(both) < len(table):
-        table = table.subset(both)  # a few rows may lack an answer that used passages
+    with_both = [
+        number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None
+    ]
+    # If at least half of the rows have both answers, the other rows are left out. Otherwise open-book answers are not used.
+    has_both_answers = len(with_both) > 0 and len(with_both) >= 0.5 * len(table)
+    if has_both_answers and len(with_both) < len(table):
+        table = table.subset(with_both)
     if len(table) < MIN_GRADED_ROWS:
         raise BadInput(
             f"fitting a policy (gate and threshold) needs {MIN_GRADED_ROWS} graded questions, but the recorded answers have "
             f"{len(table)}. Label more questions."
         )
     folds = assign_policy_folds([question.text for question in table.questions], seed)
-    return Evidence(table, has_both, folds, seed)
+    return Evidence(table, has_both_answers, folds, seed)
 
 
 def assign_policy_folds(texts: Sequence[str], seed: int) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from knowgate.core.display import format_points
 from knowgate.data.splits import fingerprint_question
-from knowgate.gates.arbiters import ARBITER_FOLDER, NO_ARBITER
+from knowgate.gates.arbiters import ARBITER_FOLDER, NO_ARBITER, load_arbiter
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, read_artifact, revise_artifact
 from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
@@ -38,7 +38,8 @@ from knowgate.training.policy.outcomes import CONSTANT_GATES, PolicyResult
 from knowgate.training.topics import TopicResult, build_topic_table
 from knowgate.types import SignalRequest
 
-LOSS_STEP = 0.001  # a guarantee names a loss in tenths of a point
+LOSS_STEP = 0.001  # a guarantee gives the loss in steps of a tenth of a percentage point
+MAX_SHOWN_POLICIES = 7  # in the table of the card, besides `always` and `never`
 ARBITER_WITH_DRAFTS = "rules:make_drafts=true"
 LEGEND = {  # pattern of the names in the table, and what they mean
     "fusion": "fusion: learns from question and draft what the LLM knows; (benefit): whether passages help; (gain): how much.",
@@ -79,17 +80,15 @@ class PolicyParts:
 
     @property
     def arbiter(self) -> str:
-        """The arbiter's name in the manifest: 'none', a spec such as 'rules', or 'arbiter' for a fitted one.
-
-        If the gate reads no draft, the name tells the arbiter to generate one.
-        """
-        if self.choice is None:
+        """The arbiter's name in the manifest: 'none', a spec such as 'rules', or 'arbiter' for a fitted arbiter."""
+        if self.choice is None:  # without open-book answers, no arbiter could be chosen; fixed rules are the default
             return "rules"
         if self.arbiter_folder is not None:
             return ARBITER_FOLDER
         if not self.choice.chosen.arbiter:
             return NO_ARBITER
-        return self.choice.chosen.arbiter if self.result.request.draft_tokens else ARBITER_WITH_DRAFTS
+        has_draft = bool(self.result.request.draft_tokens)  # without a draft of the gate, the arbiter must generate one
+        return self.choice.chosen.arbiter if has_draft else ARBITER_WITH_DRAFTS
 
 
 def make_constant_result() -> FitResult:
@@ -98,7 +97,7 @@ def make_constant_result() -> FitResult:
     def score_rows(indices: Sequence[int]) -> FloatArray:
         return np.full(len(indices), CONSTANT_NEED)
 
-    return FitResult(CONSTANT_GATE, {}, frozenset(), SignalRequest(), {}, score_rows)
+    return FitResult(CONSTANT_GATE, options={}, needs=frozenset(), request=SignalRequest(), tensors={}, raw=score_rows)
 
 
 def write_policy(parts: PolicyParts, work: Path, out: Path, command: str) -> None:
@@ -156,9 +155,10 @@ def _add_before_notes(card: str, section: str) -> str:
 
 
 def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any]:
-    """Build the guarantee: with confidence 1 - delta, the policy loses at most epsilon.
+    """Build the guarantee: with confidence 1 - delta, the net loss of the policy is at most epsilon.
 
-    The loss is the share of answers that are right with always retrieving but not here, minus those gained.
+    The net loss is the share of questions that only always retrieving answers right, minus the share of questions that only
+    the policy answers right.
 
     Args:
         parts: The policy.
@@ -167,7 +167,8 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
     table = parts.evidence.table.subset(parts.evidence.held_out)
     keys = [fingerprint_question(question) for question in table.questions]
     result = evaluate_threshold(outcomes, parts.threshold)
-    loss, delta = NetLoss(result.harmed, result.gained, result.n), round(1 - parts.confidence, 12)
+    loss = NetLoss(result.harmed, result.gained, result.n)
+    delta = round(1 - parts.confidence, 12)
     epsilon = find_proven_loss(loss, delta)
     return {
         "epsilon": epsilon,
@@ -189,24 +190,23 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
 
 
 def find_proven_loss(loss: NetLoss, delta: float) -> float:
-    """Return the smallest proven loss of accuracy, with confidence 1 - delta.
-
-    Example: 0.012 means 1.2 percentage points.
+    """Return the smallest bound on the net loss that can be proven with confidence 1 - delta.
 
     Returns:
-        The loss; 1.0 if no smaller one is proven, which means that nothing is.
+        The bound as a share of the questions: 0.012 means 1.2 percentage points. 1.0 means that nothing is proven.
     """
 
-    def is_proven(steps: int) -> bool:
-        """Return whether a loss of at most `steps` steps is proven."""
-        epsilon = steps * LOSS_STEP
-        return epsilon >= 1 or compute_net_p_value(loss.lost, loss.gained, loss.n, epsilon, delta) <= delta
+    def is_proven(n_steps: int) -> bool:
+        """Return whether the loss is proven to be at most `n_steps * LOSS_STEP`."""
+        max_loss = n_steps * LOSS_STEP
+        # No loss exceeds 1, so this needs no proof.
+        return max_loss >= 1 or compute_net_p_value(loss.lost, loss.gained, loss.n, max_loss, delta) <= delta
 
     return round(find_smallest_count(is_proven) * LOSS_STEP, 6)
 
 
 def format_proof(loss: NetLoss, confidence: float) -> str:
-    """Describe the proven loss compared with always retrieving, in two sentences."""
+    """Describe the guarantee (the largest net loss compared with always retrieving) in two sentences."""
     proven = find_proven_loss(loss, round(1 - confidence, 12))
     limit = f"the policy loses at most {100 * proven:.1f} points" if proven < 1 else "nothing is proven"
     return (
@@ -217,8 +217,6 @@ def format_proof(loss: NetLoss, confidence: float) -> str:
 
 def identify_arbiter(parts: PolicyParts) -> dict[str, str]:
     """Return name and fingerprint of the policy's arbiter."""
-    from knowgate.gates.arbiters import load_arbiter
-
     if parts.arbiter_folder is not None:
         manifest = read_artifact(parts.arbiter_folder, ARBITER_FORMAT).manifest
         return {"name": str(manifest["arbiter"]), "fingerprint": str(manifest["checksum"])}
@@ -230,7 +228,7 @@ def identify_arbiter(parts: PolicyParts) -> dict[str, str]:
 
 
 def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
-    """Render the card's section about the chosen policy and the others tried."""
+    """Render the card's section about the chosen policy and the policies that were tried."""
     rows = list_shown_results(choice)
     lines = ["| policy | searches | right | LLM calls | against always |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(format_result(name, result))} |" for name, result in rows]
@@ -268,15 +266,17 @@ def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
 
 
 def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
-    """List the named rows of the model card's table of policies.
+    """Return names and results for the card's table of policies.
 
-    The last row is a cross-validated result.
+    The chosen policy and the reference are always shown, and then the most valuable others. If a policy with a gate was
+    cross-validated, this result comes last.
     """
-    tried = {result.name: result for result in (choice.chosen, choice.reference, *choice.tried)}
-    others = [result for name, result in tried.items() if name not in CONSTANT_GATES][:7]
+    by_name = {
+        result.name: result for result in (choice.chosen, choice.reference, *choice.tried)
+    }  # most important first
+    shown = [result for name, result in by_name.items() if name not in CONSTANT_GATES][:MAX_SHOWN_POLICIES]
     rows = [("never", choice.never), ("always", choice.always)]
-    for result in sorted(others, key=lambda result: -result.value):
-        rows.append((result.name, result))
+    rows += [(result.name, result) for result in sorted(shown, key=lambda result: -result.value)]
     if choice.rejected is not None:
         rows.append((f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result))
     elif not choice.chosen.is_constant:

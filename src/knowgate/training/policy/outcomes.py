@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -38,11 +37,11 @@ class ChoiceOptions(SafetyLimits):
 
 @dataclass(frozen=True)
 class GateCandidate:
-    """A gate to choose from, with predictions by cross-validation.
+    """A gate that a policy may use, with its cross-validated prediction for each question.
 
     Attributes:
         name: Name of the gate.
-        needs: How likely each question needs retrieval, from 0 to 1, predicted by models that were not trained on it.
+        needs: Probability that each question needs retrieval, predicted by models that were not trained on the question.
         reads_draft: Whether the gate reads an answer without passages (the draft) to decide. If it then decides to
             retrieve, the question costs a second LLM call, for the answer with passages.
         models: Number of trained models behind the gate.
@@ -56,13 +55,13 @@ class GateCandidate:
 
 @dataclass(frozen=True)
 class ArbiterCandidate:
-    """An arbiter to choose from, with its choices by cross-validation.
+    """An arbiter that a policy may use, with its cross-validated preference for each question.
 
-    After retrieval, an arbiter chooses between the answers without (closed-book) and with passages.
+    After retrieval, an arbiter chooses between the answer without passages (closed-book) and the answer with passages.
 
     Attributes:
         name: Name of the arbiter.
-        prefers_closed_book: For each question, whether it chooses the closed-book answer.
+        prefers_closed_book: For each question, whether the arbiter chooses the closed-book answer.
         models: Number of trained models behind the arbiter.
     """
 
@@ -79,11 +78,11 @@ class PolicyResult:
         gate: Name of the gate.
         arbiter: Name of the arbiter; '' for none.
         threshold: The policy retrieves if the need is above it.
-        searches: Share of the questions that it retrieves for.
+        searches: Share of the questions for which the policy retrieves.
         right: Share of right answers.
         llm_calls: LLM calls per question.
         loss: Number of right answers lost and gained compared with always retrieving.
-        reference_loss: `loss`, but compared with the reference: the best policy that always retrieves, perhaps with an
+        reference_loss: The same, but compared with the reference: the best policy that always retrieves, perhaps with an
             arbiter.
         value: Right answers minus the price of searches and LLM calls, per question.
         models: Number of trained models behind the policy.
@@ -102,7 +101,7 @@ class PolicyResult:
 
     @property
     def name(self) -> str:
-        """Name of the gate, followed by that of the arbiter if there is one."""
+        """Name of the gate or, with an arbiter, of both: 'fusion + rules'."""
         return f"{self.gate} + {self.arbiter}" if self.arbiter else self.gate
 
     @property
@@ -113,17 +112,18 @@ class PolicyResult:
     def describe_violation(self, limits: SafetyLimits, reference: str) -> str:
         """Describe the first limit of lost answers that the policy exceeds.
 
-        Both the estimated loss and its worst case have a limit.
+        `limits.max_loss` limits the estimated loss, `limits.loss_bound` its worst case (upper confidence limit).
 
         Args:
-            limits: How much the policy may lose.
+            limits: How much accuracy the policy may lose.
             reference: Name of the policy that `reference_loss` is counted against.
 
         Returns:
             The first violation; '' if there is none.
         """
         for name, loss in ((ALWAYS, self.loss), (reference, self.reference_loss)):
-            figures = f"{name} gives {self.right + loss.mean:.1%} right answers, this policy {self.right:.1%}"
+            compared_right = self.right + loss.mean
+            figures = f"{name} gives {compared_right:.1%} right answers, this policy {self.right:.1%}"
             if loss.mean > limits.max_loss + 1e-9:
                 return f"{figures}: {100 * loss.mean:.1f} points less; at most {100 * limits.max_loss:g} is allowed"
             if not limits.accepts(loss):
@@ -168,7 +168,7 @@ class PolicyResult:
 
 
 def format_change(loss: float) -> str:
-    """Say how a loss, as a share of the questions, changes right answers: '1.2 points fewer right answers'."""
+    """Describe a loss (a share of the questions) as a change of right answers: 0.012 is '1.2 points fewer right answers'."""
     return f"{abs(100 * loss):.1f} points {'fewer' if loss > 0 else 'more'} right answers"
 
 
@@ -186,7 +186,7 @@ def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
         arbiter=", ".join(sorted({result.arbiter for result in results} - {NO_ARBITER})),
         loss=add_losses(result.loss for result in results),
         reference_loss=add_losses(result.reference_loss for result in results),
-        models=0,
+        models=0,  # not defined: the results may come from different policies
         **averages,
     )
 
@@ -218,7 +218,7 @@ class GradedQuestions:
     reference_arbiter: str = NO_ARBITER
 
     def select(self, rows: BoolArray) -> GradedQuestions:
-        """Return the questions that `rows` marks as True."""
+        """Return the questions that are marked True in `rows`, with the candidates' predictions for these questions."""
         gates = {name: replace(gate, needs=gate.needs[rows]) for name, gate in self.gates.items()}
         arbiters = {
             name: replace(arbiter, prefers_closed_book=arbiter.prefers_closed_book[rows])
@@ -227,8 +227,8 @@ class GradedQuestions:
         grades = (self.closed_book_right[rows], self.open_book_right[rows])
         return GradedQuestions(*grades, gates, arbiters, self.options, self.reference_arbiter)
 
-    def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
-        """Return which questions are answered right after retrieval for all of them."""
+    def _right_after_retrieval(self, arbiter: str) -> BoolArray:
+        """Return for each question whether the final answer is right if passages are always retrieved."""
         if not arbiter:
             return self.open_book_right
         return np.where(self.arbiters[arbiter].prefers_closed_book, self.closed_book_right, self.open_book_right)
@@ -239,23 +239,24 @@ class GradedQuestions:
         Costs are divided by `price_wrong`, the price of a wrong answer.
         """
         retrieved = self.gates[gate].needs > threshold
-        right = np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_book_right)
+        is_right = np.where(retrieved, self._right_after_retrieval(arbiter), self.closed_book_right)
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
         cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
-        return np.asarray(right - cost / self.options.price_wrong)
+        return np.asarray(is_right - cost / self.options.price_wrong)
 
-    def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
-        """Count the LLM calls per question: two for a draft plus a search, else one.
+    def _count_llm_calls(self, gate: str, arbiter: str, searches: BoolArray | FloatArray) -> FloatArray:
+        """Count the LLM calls per question: two if a draft is followed by a search, else one.
 
-        A draft is an answer without passages.
+        A draft is an answer without passages. After a search, the LLM answers again, with passages.
 
         Args:
             gate: Name of the gate.
             arbiter: Name of the arbiter; '' for none.
-            searches: Whether each question is retrieved for, or the share of questions that are.
+            searches: For each question, whether the policy retrieves; or for each policy, the share of questions for which
+                it retrieves.
         """
         needs_draft = self.gates[gate].reads_draft or bool(arbiter)
-        return 1.0 + needs_draft * searches
+        return np.asarray(1.0 + needs_draft * searches)
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
         """Measure accuracy and cost of a policy on these questions.
@@ -271,17 +272,15 @@ class GradedQuestions:
         """Measure accuracy and cost of a gate and an arbiter at several thresholds."""
         n_questions = len(self.closed_book_right)
         retrieved = self.gates[gate].needs > np.array(thresholds)[:, None]  # thresholds x questions
-        right = np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_book_right)
-        right_shares = np.count_nonzero(right, axis=1) / n_questions
+        is_right = np.where(retrieved, self._right_after_retrieval(arbiter), self.closed_book_right)
+        right_shares = np.count_nonzero(is_right, axis=1) / n_questions
         searches = np.count_nonzero(retrieved, axis=1) / n_questions  # as shares of the questions
         llm_calls = self._count_llm_calls(gate, arbiter, searches)
         costs = self.options.price_search * searches + self.options.price_llm_call * llm_calls
-        values = right_shares - costs / self.options.price_wrong
-        n_models = self.gates[gate].models
-        if arbiter:
-            n_models += self.arbiters[arbiter].models
-        losses = count_net_losses(right, self.open_book_right)
-        reference_losses = count_net_losses(right, self._answer_retrieved_right(self.reference_arbiter))
+        values = right_shares - costs / self.options.price_wrong  # per question; a right answer is worth 1
+        n_models = self.gates[gate].models + (self.arbiters[arbiter].models if arbiter else 0)
+        losses = count_net_losses(is_right, self.open_book_right)
+        reference_losses = count_net_losses(is_right, self._right_after_retrieval(self.reference_arbiter))
         return [
             PolicyResult(
                 gate=gate,

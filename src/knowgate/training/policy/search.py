@@ -72,7 +72,7 @@ def fit_policy(
     """Choose a policy by its results on recorded answers, test it, and write it to a folder.
 
     A policy is a gate (it decides whether to retrieve), its threshold, and perhaps an arbiter (it picks the answer with
-    or without passages). Three quarters of the questions serve to choose it, by cross-validation. The others test it.
+    or without passages). Three quarters of the questions serve to choose it, by cross-validation. The last quarter tests it.
 
     Args:
         runs: One or more label runs (folders of graded answers) of one LLM.
@@ -100,10 +100,10 @@ def fit_policy(
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
         base = choose_base(evidence, options, detect_gpu())
         fitter = CandidateFitter(evidence, base, checkpoint_folder(folder), watch or ignore_progress)
-        lacks_judge = not base and options.base is None  # the user has not said that there shall be none
+        lacks_judge = not base and options.base is None  # the user did not say base='none'
         fitter.report(f"{evidence.describe()} {NO_JUDGE_NOTE}" if lacks_judge else evidence.describe())
         search = PolicySearch(fitter, options, command)
-        policy = search.fit_both(folder) if evidence.has_both else search.fit_closed_book(folder)
+        policy = search.fit_open_book(folder) if evidence.has_both_answers else search.fit_closed_book(folder)
     delete_checkpoint(folder)
     return policy
 
@@ -129,7 +129,7 @@ class PolicySearch:
 
     # --- both answers -----------------------------------------------------------------------------
 
-    def fit_both(self, out: Path) -> FittedPolicy:
+    def fit_open_book(self, out: Path) -> FittedPolicy:
         """Choose, fit, test and write a policy. All rows have answers with and without passages."""
         if shortage := self._describe_shortage():
             self.fitter.report(shortage)
@@ -137,7 +137,7 @@ class PolicySearch:
         choice = choose_policy(
             self.fitter.gates,
             table.closed_book_right[rows],
-            table.always_right[rows],
+            table.retrieved_right[rows],
             self.fitter.arbiters,
             folds=self.evidence.folds[rows],
             options=self.options,
@@ -147,10 +147,11 @@ class PolicySearch:
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy.
 
-        If it loses too many right answers in the test, its replacement is fitted, tested and written instead.
+        If the policy loses too many right answers in the test, its replacement is fitted, tested and written instead.
         """
-        parts, held_out = self._test(choice)
-        # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
+        parts, held_out = self._fit_and_test(choice)
+        # The safety check counts all questions: the held-out ones, which were tested now, and the questions to choose on,
+        # which were tested by cross-validation when the policy was chosen.
         total = combine_results([choice.estimate, held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             return self._fit_choice(self._replace_failed(choice, total), out)
@@ -159,8 +160,10 @@ class PolicySearch:
         write_policy(replace(parts, summary=summary, topics=topics), self.fitter.work, out, self.command)
         return FittedPolicy(out, choice, held_out, summary)
 
-    def _test(self, choice: PolicyChoice) -> tuple[PolicyParts, PolicyResult]:
+    def _fit_and_test(self, choice: PolicyChoice) -> tuple[PolicyParts, PolicyResult]:
         """Fit the chosen gate and arbiter, and test them on the held-out questions.
+
+        Losses are counted against the reference policy. It always retrieves and may have an arbiter, which is fitted, too.
 
         Returns:
             The fitted parts, and their result on the held-out questions.
@@ -169,10 +172,11 @@ class PolicySearch:
         result, examples = self.fitter.fit_gate(choice.chosen.gate)
         needs = score_calibrated(result, examples, rows)
         policy = replace(choice.chosen, threshold=_transfer_threshold(choice.chosen, needs))
+        # The folder of an arbiter is written anew by each fit, so the arbiter of the policy is fitted last.
         reference_prefers_closed_book, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
         prefers_closed_book, arbiter_folder = self.fitter.fit_arbiter(policy.arbiter, self.command)
         closed_book_right = self.evidence.table.closed_book_right[rows]
-        open_book_right = self.evidence.table.always_right[rows]
+        open_book_right = self.evidence.table.retrieved_right[rows]
         arbitrated_right = None
         if prefers_closed_book is not None:
             arbitrated_right = np.where(prefers_closed_book, closed_book_right, open_book_right)
@@ -193,33 +197,38 @@ class PolicySearch:
         return parts, held_out
 
     def _replace_failed(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Choose a replacement for a failed policy, usually a constant one (the same decision for every question).
+        """Return what to fit and test instead of a policy that failed the test.
+
+        The same policy gets a second chance if the reference had an arbiter: its losses are then counted only against always
+        retrieving without an arbiter. Otherwise a constant policy (the same decision for every question) is chosen.
 
         Args:
             choice: The choice with the policy that failed.
-            total: Its result on all questions, each tested with a policy that did not learn from it.
+            total: Cross-validated result of this policy on all questions.
         """
-        # Try the failed policy once more, with losses counted against always retrieving alone.
         if choice.reference.arbiter and choice.constant.name == ALWAYS:
             estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
             return replace(choice, reference=choice.always, estimate=estimate)
-        chosen = choice.chosen
+        name = choice.chosen.name
         failure = total.describe_violation(self.options, choice.reference.name)
-        constant = choice.always if chosen.is_constant else choice.constant
+        reason = (
+            f"{name} was best on the questions to choose on, but failed when the test questions were added: {failure}"
+        )
+        rejected = choice.rejected or RejectedPolicy(name, total, failure)
         required = total.reference_loss.count_required_rows(self.options)
-        if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
+        if required is not None:  # the held-out questions are not questions to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        reason = f"{chosen.name} was best on the questions to choose on, but failed when the test questions were added: {failure}"
-        rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
-        choice = replace(choice, required_rows=required, rejected=rejected)
-        return replace(choice, chosen=constant, estimate=constant, reason=reason)
+        constant = choice.always if choice.chosen.is_constant else choice.constant
+        choice = replace(choice, chosen=constant, estimate=constant, reason=reason)
+        return replace(choice, required_rows=required, rejected=rejected)
 
     def _list_retrieved(self, chosen: PolicyResult, parts: PolicyParts) -> BoolArray:
         """Return for each question whether the policy retrieves.
 
         Args:
-            chosen: The policy. Its decisions on the rows to choose on come from the cross-validation.
-            parts: The fitted policy, which decides on the held-out rows.
+            chosen: The policy, as chosen by cross-validation, which also gives its decisions about all rows but the held-out
+                ones.
+            parts: The fitted policy, which gives the decisions about the held-out rows.
         """
         assert parts.outcomes is not None
         needs_by_gate = {gate.name: gate.needs for gate in self.fitter.gates}
@@ -241,9 +250,9 @@ class PolicySearch:
         """
         if self.options.topics == NO_TOPICS:
             return []
-        evidence = self.evidence
+        table, embedder = self.evidence.table, self.evidence.embedder
         try:
-            return measure_topics(evidence.table, self.options.topics, retrieve=retrieved, embedder=evidence.embedder)
+            return measure_topics(table, self.options.topics, retrieve=retrieved, embedder=embedder)
         except WeightsError as error:
             self.fitter.report(f"topics were left out: {error}")
             return []
@@ -255,8 +264,8 @@ class PolicySearch:
 
         Args:
             choice: The choice.
-            held_out: The policy on the held-out rows.
-            total: The policy on all questions, each tested with a policy that did not learn from it.
+            held_out: Result of the policy on the held-out rows.
+            total: Cross-validated result on all questions, held-out rows included.
             topics: What the LLM knows by topic; may be empty.
         """
         lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
@@ -265,7 +274,7 @@ class PolicySearch:
         if choice.chosen.name == NEVER:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
         if choice.chosen.name == ALWAYS:
-            lines.append(self._suggest_rows(choice))
+            lines.append(self._explain_always(choice))
         else:
             lines += self._describe_results(choice, held_out, total)
         return [*lines, describe_extremes(topics)] if topics else lines
@@ -280,22 +289,22 @@ class PolicySearch:
             format_proof(held_out.loss, self.options.confidence),
         ]
 
-    def _suggest_rows(self, choice: PolicyChoice) -> str:
-        """Explain why the result is to always retrieve."""
+    def _explain_always(self, choice: PolicyChoice) -> str:
+        """Explain why always retrieving was chosen, and what could change this."""
         if shortage := self._describe_shortage(choice.required_rows):
             return shortage
         if choice.rejected is None:
             return f"No policy that was tried is both safe and clearly worth more than {ALWAYS} on these questions."
         return (
-            "No policy passed all checks. The row 'rejected' shows the one that looked best, on questions that it was not "
-            "chosen on."
+            "No policy passed all checks. The row 'rejected' shows the results of the best-looking policy on questions that it "
+            "was not chosen on."
         )
 
     def _describe_shortage(self, required: int | None = None) -> str:
         """Describe how many graded questions are needed to prove a policy safe.
 
         Args:
-            required: Number of questions to choose on that it takes, given the answers that were lost and gained here.
+            required: How many questions to choose on a proof needs, if answers are lost and gained as often as here.
                 Default: the number for a policy that neither loses nor gains an answer.
 
         Returns:
@@ -310,9 +319,9 @@ class PolicySearch:
         if required <= n_fit:
             return ""
         return (
-            f"You gave {n} graded questions, {n_fit} of them to choose on. To prove a policy that saves searches takes at "
-            f"least {required} to choose on, about {math.ceil(required * n / n_fit)} in all, {case}. It takes "
-            f"fewer only if a policy gives more right answers than {ALWAYS} retrieving."
+            f"You gave {n} graded questions, {n_fit} of them to choose on. At least {required} questions to choose on, about "
+            f"{math.ceil(required * n / n_fit)} in all, are needed to prove that a policy that saves searches is safe, "
+            f"{case}. Fewer are enough only if a policy gives more right answers than {ALWAYS} retrieving."
         )
 
     # --- closed-book answers only -----------------------------------------------------------------
@@ -320,7 +329,7 @@ class PolicySearch:
     def fit_closed_book(self, out: Path) -> FittedPolicy:
         """Fit a policy on label runs with only closed-book answers (without passages).
 
-        It uses the gate with the best AUROC in a cross-validation.
+        The policy uses the gate with the best AUROC in a cross-validation.
         """
         if not self.fitter.gates:
             raise BadSetting(
@@ -345,9 +354,9 @@ class PolicySearch:
 
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
-    """Return a threshold with which the fitted gate retrieves as often as the chosen policy.
+    """Return a threshold with which the fitted gate retrieves as often as the chosen policy did in the cross-validation.
 
-    Its needs have a slightly different scale than those of the cross-validation.
+    The fitted gate needs its own threshold, because the scale of its needs differs a little from the cross-validation.
 
     Args:
         chosen: The chosen policy.
