@@ -194,7 +194,7 @@ def test_a_failure_counts_only_if_no_call_succeeded_meanwhile():
 
 
 def test_a_breaker_that_a_probe_confirms_is_opened_by_trip_alone():
-    breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True, failure_threshold=2)
+    breaker = CircuitBreaker("upstream", probes_first=True, failure_threshold=2)
     for _ in range(2):
         breaker.record_failure()
     assert breaker.state == "half-open"

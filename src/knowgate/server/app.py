@@ -185,7 +185,7 @@ class EndpointApp:
         key = None if self.endpoint.is_public else policy.authenticate(request)
         policy.authorize(key, needs_admin=self.endpoint.needs_admin)
         trace.owner = "" if key is None else key.name
-        CLIENT.set(trace.owner)  # local models and searches serve API keys in turn
+        CLIENT.set(trace.owner)  # by this name, local models and searches let API keys take turns
         trace.is_admin = key is None or key.admin
         trace.shares_labels = trace.is_admin or self.service.options.share_labels
         request.state.key = key
@@ -286,15 +286,16 @@ def _check_draft_use(gate_service: GateService, settings: PipelineOptions, optio
         BadSetting: The gate or the arbiter reads drafts, but the server makes none.
     """
     rag = gate_service.rag
-    reads_draft = not gate_service.get_signal_request(rag, RequestTrace()).is_empty
-    if options.way == "question" and reads_draft:
+    gate_reads_draft = not gate_service.get_signal_request(rag, RequestTrace()).is_empty
+    if options.way == "question" and gate_reads_draft:
         raise BadSetting(
             f"the gate '{rag.gate.name}' reads a draft answer, but way='question' generates none. Set way='draft' or "
             "way='race', or use a gate that reads only questions."
         )
-    uses_drafts = reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")
-    has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not uses_drafts
-    if options.upstream is not None and has_unused_arbiter:
+    makes_drafts = gate_reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")
+    # Only an arbiter that the user set must be used. The default arbiter may stay unused.
+    must_use_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None
+    if options.upstream is not None and must_use_arbiter and not makes_drafts:
         raise BadSetting(
             f"the option `arbiter` compares draft answers, but the gate '{rag.gate.name}' works without drafts. Remove "
             "`arbiter`, or use a gate that reads drafts."
@@ -325,7 +326,6 @@ class FingerprintCachingRetriever:
         """The fingerprint of the retriever, which is at most `ttl` seconds old."""
         now = self._clock()
         if now >= self._expires:
-            self._expires = float("-inf")  # if the next line fails, the next call tries again
             self._fingerprint = self.retriever.fingerprint
             self._expires = now + self._ttl
         return self._fingerprint
@@ -424,7 +424,8 @@ class SettingsReloader:
         return build_gate_service(settings, self._service.options, model)
 
     def _close_later(self, close_old: Callable[[], None]) -> None:
-        """Close the old gate service after the deadline. Then no request uses it any more."""
+        """Close the old gate service after the deadline, when no request can use it any more."""
         self.loop.call_later(self._service.options.deadline, close_old)
+        # An old index closes its files when it is collected: now if no request uses it, otherwise after the deadline.
         self.loop.call_later(self._service.options.deadline, gc.collect)
-        gc.collect()  # closes the files of the old index now, if no request uses it
+        gc.collect()

@@ -14,11 +14,24 @@ RECOVERY_SECONDS = 15.0
 class CircuitBreaker:
     """Switch that stops calls to a component after several failures in a row.
 
-    "open" rejects calls for a while. "half-open" allows one call as a probe. "closed" allows all calls.
+    A breaker is "closed" (allows all calls), "open" (rejects all calls for a while), or then "half-open" (allows one call
+    as a probe). After a successful probe, it is closed; after a failed one, it is open again.
+
+    Attributes:
+        name: Name of the component.
+        probes_first: Whether the breaker becomes half-open rather than open after several failures, so that it opens only
+            if the probe fails, too.
+        failure_threshold: Number of failures in a row after which calls are stopped.
+        recovery_seconds: Time for which the breaker stays open.
+        clock: Returns a time in seconds.
+        failure_count: Number of failures since the last success.
+        last_failure: Time of the last failure. An open breaker becomes half-open `recovery_seconds` later.
+        last_success: Time of the last success.
+        is_probing: Whether a probe is running. A half-open breaker allows no second one.
     """
 
     name: str
-    is_confirmed_by_probe: bool = False
+    probes_first: bool = False
     failure_threshold: int = FAILURE_THRESHOLD
     recovery_seconds: float = RECOVERY_SECONDS
     clock: Callable[[], float] = time.monotonic
@@ -57,20 +70,20 @@ class CircuitBreaker:
         self.last_success = self.clock()
 
     def record_failure(self, start: float | None = None) -> None:
-        """Report a failed call. Several failures in a row open the breaker (calls are rejected).
+        """Report a failed call. After several failures in a row, further calls are rejected.
 
         Args:
-            start: Time at which the call started. If another call succeeded since then, the component works for
-                others, and the failure does not count.
+            start: Time at which the call started. If another call has succeeded since then, the component works, so this
+                failure does not count.
         """
         self.is_probing = False
         if start is not None and start <= self.last_success:
             return
         self.failure_count += 1
-        if not self.is_confirmed_by_probe:
+        if not self.probes_first:
             self.last_failure = self.clock()
         elif self.failure_count == self.failure_threshold:
-            self.last_failure = float("-inf")  # without a waiting time, the state is "half-open" at once
+            self.last_failure = float("-inf")  # so that the time to stay open is over, and the breaker is half-open
 
     def trip(self) -> None:
         """Open the breaker now, whatever was reported before."""
@@ -79,7 +92,7 @@ class CircuitBreaker:
         self.last_failure = self.clock()
 
     def record_cancellation(self) -> None:
-        """Report that a call was cancelled, which counts neither as success nor as failure."""
+        """Report that a call ended without a result about the component. It counts neither as success nor as failure."""
         self.is_probing = False
 
 
@@ -100,15 +113,16 @@ class BreakersByKey:
 
     @property
     def state(self) -> str:
-        """Worst state of the component for any API key. Keys are ignored while the component works for others."""
-        states = set()
+        """Worst state of the breakers: "open", then "half-open", then "closed".
+
+        The breaker of a key is ignored if the component works for other keys, as the requests of this key are at fault then.
+        """
         failing = [breaker for breaker in self._breakers.values() if breaker.state != "closed"]
-        for breaker in failing:
-            other_successes = [other.last_success for other in self._breakers.values() if other is not breaker]
-            last_other_success = max(other_successes, default=float("-inf"))
-            works_for_others = last_other_success >= breaker.last_failure - RECOVERY_SECONDS
-            if not works_for_others:
-                states.add(breaker.state)
-        if "open" in states:
-            return "open"
-        return "half-open" if "half-open" in states else "closed"
+        states = {breaker.state for breaker in failing if not self._works_for_others(breaker)}
+        return next((state for state in ("open", "half-open") if state in states), "closed")
+
+    def _works_for_others(self, breaker: CircuitBreaker) -> bool:
+        """Return whether another API key had a success shortly before the last failure of this breaker, or later."""
+        other_successes = [other.last_success for other in self._breakers.values() if other is not breaker]
+        last_other_success = max(other_successes, default=float("-inf"))
+        return last_other_success >= breaker.last_failure - RECOVERY_SECONDS

@@ -71,30 +71,32 @@ class AddressConnections:
             asyncio.get_running_loop().call_soon(self._start_iteration)
 
     def evict(self, now: float) -> None:
-        """Close the oldest waiting connection of an address with too many. Very new connections stay."""
+        """Close the oldest waiting connection, if there are too many. Very new connections stay open."""
         if len(self.waiting) <= MAX_WAITING_PER_ADDRESS:
             return
         oldest, since = next(iter(self.waiting.items()))
         if now - since >= MIN_EVICTION_SECONDS:
             self.waiting.pop(oldest)
-            self.open.discard(oldest)  # now, so that the new connection gets its place
+            self.open.discard(oldest)  # not later by `connection_lost`, so that a new connection gets its place now
             oldest.transport.abort()
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """HTTP protocol of uvicorn with limits on headers, queued requests and connections.
 
-    `cycle` is the latest request, `pipeline` has the waiting requests.
+    Some attributes are uvicorn's: `cycle` is the latest request with its response, `pipeline` has the requests that wait
+    for the responses to earlier ones. `cycle.more_body` is true until the whole body of the request has arrived.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0  # received since the time limit for headers started
-        self._parsed_bytes = 0  # of the request line, headers and trailers of the current request
+        self._parsed_bytes = 0  # of the URL, headers and trailers of the current request
         self._request_bytes = 0  # received of the current request
         self._body_bytes = 0  # of the current request, without the sizes of its chunks and the like
-        self._chunks = 0  # of the body of the current request
-        self._is_chunk_empty = False  # whether no byte of the latest chunk was received; trailers can follow
+        self._chunks = 0  # of the body of the current request; if it is queued, also small ones of earlier requests
+        # Whether no byte of the latest chunk was received. The last chunk is empty; trailers can follow it.
+        self._is_chunk_empty = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -112,7 +114,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # --- connections ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count a new connection of the client address, and close it if there are too many."""
+        """Count a new connection of the client address. Close it, or an older one that only waits, if there are too many."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         connections = self._addresses[self._address]
@@ -143,21 +145,22 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # --- headers ----------------------------------------------------------------------------------
 
     def _wait_for_headers(self) -> None:
-        """Start the time limit for headers, and count their bytes from zero."""
+        """Note that this connection waits for headers: start their time limit, and count their bytes from zero."""
         if self._header_timer is None:
             self._header_bytes = 0
             self._addresses[self._address].waiting[self] = self.loop.time()
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
 
     def _stop_waiting(self) -> None:
-        """Stop the time limit for headers."""
+        """Note that this connection no longer waits for headers, and stop their time limit."""
         self._addresses[self._address].waiting.pop(self, None)
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
-        """Reject a request with late headers. Wait again while an earlier request is being answered."""
+        """Reject a request with late headers or trailers. Wait again while an earlier request is being answered."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering and not self.cycle.more_body:  # otherwise the trailers of this request are late
+        has_whole_request = self.cycle is not None and not self.cycle.more_body
+        if is_answering and has_whole_request:
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
             return
         self._reject(408, f"The headers or trailers did not arrive within {HEADER_SECONDS:g} seconds.")
@@ -173,9 +176,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_bytes += len(data)
         self._request_bytes += len(data)
         self._parse(data)
+        # A chunk without any byte so far may be the last one, which trailers follow. Their timer is started here rather than
+        # in `on_chunk_header`, because timers are too slow to start one for each chunk.
         if self._is_chunk_empty and not self._responded_early:
-            self._wait_for_headers()  # not for each chunk, because timers are slow
-        overhead = self._request_bytes - self._body_bytes
+            self._wait_for_headers()
+        overhead = self._request_bytes - self._body_bytes  # headers, sizes and extensions of chunks, trailers
         if not is_between_requests and overhead > 2 * MAX_HEADER_BYTES + self._body_bytes:
             self._reject(400, "The sizes and extensions of the chunks are longer than the body.")
         if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES:
@@ -193,7 +198,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parse the current request again without its Upgrade header.
 
-        The parser would take the body for the next request.
+        With this header, the parser would treat the body as the next request.
 
         Args:
             rest: The bytes that follow the headers.
@@ -208,8 +213,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._ignores_input or self.transport.is_closing():
             raise ValueError("the connection is being closed")  # stops the parser
         is_queued = self.cycle is not None and not self.cycle.response_complete
+        # A queued request shares the limit MAX_SMALL_CHUNKS with earlier ones, so their small chunks count for it, too.
+        # Small chunks are those beyond one for every CHUNK_BYTES of a body.
         small_chunks = max(0, self._chunks - self._body_bytes // CHUNK_BYTES)
-        self._chunks = small_chunks if is_queued else 0  # queued requests share one limit
+        self._chunks = small_chunks if is_queued else 0
         self._parsed_bytes = self._request_bytes = self._body_bytes = 0
         super().on_message_begin()
 
@@ -236,11 +243,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._check_headers()
         if self.parser.should_upgrade():
-            return  # `_parse_without_upgrade` parses the request again
+            return  # `_parse_without_upgrade` parses the request again, and this method is called again
         if len(self.pipeline) >= MAX_QUEUED_REQUESTS:
             self._close_after_responses()
             raise ValueError("too many requests are queued on this connection")
         super().on_headers_complete()
+        # Headers of responses are changed in `_send`.
         self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
         self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}
 
@@ -266,16 +274,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_chunk_empty = True
 
     def on_body(self, body: bytes) -> None:
-        """Process a part of the body. Trailers can follow only after the empty last chunk."""
+        """Process a part of the body. The chunk that it is part of is not the last one, so no trailers follow it."""
         self._body_bytes += len(body)
         self._is_chunk_empty = False
         if self._header_timer is not None:
-            self._stop_waiting()
+            self._stop_waiting()  # for trailers, in case `data_received` has taken this chunk for the last one
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Finish reading a request. Close the connection after an early response, such as status 413."""
-        if self.parser.should_upgrade():  # `_parse_without_upgrade` parses the request again
+        """Finish reading a request. Close the connection after an early response, such as status 413.
+
+        Nothing is done for a request with an Upgrade header, because `_parse_without_upgrade` parses it again.
+        """
+        if self.parser.should_upgrade():
             return
         self._is_chunk_empty = False
         self._stop_waiting()
@@ -287,9 +298,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
 
     def _reject(self, status: int, message: str) -> None:
-        """Send an error response, and close the connection.
+        """Reject the current request: send an error response, and close the connection.
 
-        Responses in progress are finished first, without the error.
+        The error cannot be sent before the responses to earlier requests, or after the response to this one has started.
+        Then the connection is only closed: after all responses if no body is still arriving, otherwise at once.
         """
         self._stop_waiting()
         if self.transport.is_closing() or self._ignores_input:
@@ -297,12 +309,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         limited_log: LimitedLog = vars(self.server_state).setdefault("limited_log", LimitedLog(log))
         limited_log.write(f"A request was rejected with status {status}: %s", message)
         is_idle = self.cycle is None or self.cycle.response_complete
-        # A request whose body is still arriving can be answered with the error, unless its response has started.
-        can_respond = is_idle or (self.cycle.more_body and not self.cycle.response_started and not self.pipeline)
+        is_receiving_body = not is_idle and self.cycle.more_body
+        can_respond = is_idle or (is_receiving_body and not self.cycle.response_started and not self.pipeline)
         if can_respond:
             head = f"content-type: text/plain\r\ncontent-length: {len(message)}\r\nconnection: close\r\n\r\n{message}"
             self.transport.write(STATUS_LINE[status] + head.encode())
-        elif not self.cycle.more_body:
+        elif not is_receiving_body:  # the headers of a further request are being rejected
             self._close_after_responses()
             return
         self.transport.close()
@@ -321,13 +333,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             await self._send_headers(cycle, message)
             return
         if self._ends_with_connection:
-            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn checks each part against it
+            # This response has no Content-Length, but uvicorn accepts only parts with the expected length.
+            cycle.expected_content_length = len(message.get("body", b""))
         await RequestResponseCycle.send(cycle, message)
 
     async def _send_headers(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """Send the headers of a response.
+        """Send the headers of a response. Some get the header "Connection: close".
 
-        Add "Connection: close" for HTTP/1.0 without length and for early responses.
+        These are responses to HTTP/1.0 without a length, and early responses, which start before the body of the request
+        is complete.
         """
         has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
         self._ends_with_connection = cycle.scope["http_version"] == "1.0" and not has_length
@@ -339,8 +353,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             cycle.keep_alive = False  # adds the header "Connection: close"
         await RequestResponseCycle.send(cycle, message)
         if is_early:
-            # If uvicorn closed the connection while the client still sends, the client would not see the response.
-            # `on_response_complete` closes it later.
+            # If uvicorn closed the connection at the end of the response while the client still sends, the client would not
+            # see the response. `on_response_complete` closes it later instead.
             cycle.keep_alive = True
             self._responded_early = True
 
@@ -349,7 +363,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
             self._stop_timer("_header_timer")  # a request that has a response gets no error for slow trailers
-            self._addresses[self._address].waiting[self] = self.loop.time()
+            self._addresses[self._address].waiting[self] = self.loop.time()  # so that `evict` may close it
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         elif self._responded_early:
             self.transport.close()

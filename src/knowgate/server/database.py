@@ -285,7 +285,7 @@ def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[
 
 
 def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> int:
-    """Return the version of the tables. 0 means a new file, 1 also an old file without version.
+    """Return the version of the tables. A new file has version 0. An old file without a version number has version 1.
 
     Raises:
         ArtifactError: The version is larger than the number of steps, so a newer knowgate made the file.
@@ -372,17 +372,24 @@ DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be 
 
 
 def mark_unknown_sources(store: Store) -> None:
-    """Mark old decisions without a record of follow-up questions. Earlier versions wrote them."""
+    """Mark decisions of earlier versions, which did not store from which chat messages a question was made.
+
+    A mark is a row in the table `source_questions`, with UNKNOWN_SOURCE instead of the hash of a message.
+    """
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.execute(MARK_UNKNOWN_SOURCES)
 
 
 def find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
-    """Return id and owner (API key) of the decisions with this id or question."""
+    """Return id and owner (API key) of the decisions with this id, and of those on this question.
+
+    Decisions on a follow-up that was made from this question are included.
+    """
     if not question:
         return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ?", (id,))
     key = question_key(question)
     rows = store.fetch_rows(SELECT_DECISIONS, (id, key, key))
+    # For decisions of earlier versions, the messages behind a follow-up are unknown, so the text itself is searched.
     old_rows = store.fetch_rows(SELECT_UNKNOWN_SOURCES)
     old_matches = [(row_id, owner) for row_id, owner, text in old_rows if _contains_question(text, question)]
     return list(dict.fromkeys([*rows, *old_matches]))  # without duplicates
@@ -398,7 +405,10 @@ def _contains_question(text: str, question: str) -> bool:
 
 
 def delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
-    """Delete the decisions with this id or question, and return their ids. Owner None means all API keys."""
+    """Delete the decisions with this id or question, and return their ids. Owner None means all API keys.
+
+    The deletion is recorded for DELETION_SECONDS, because processes may still have to write such decisions.
+    """
     now = time.time()
     key = question_key(question) if question else ""
     with store.transaction(WRITE_LOCK) as transaction:
@@ -413,7 +423,7 @@ def delete_decisions(store: Store, id: str, question: str, owner: str | None) ->
 def delete_rows(store: Store, ids: Sequence[str]) -> None:
     """Delete decisions with their feedback, corrections and stored answers.
 
-    Audit results remain, as numbers without text.
+    The results of audits remain, without the compared answers. Feedback remains as a count, see DELETE_TEXTS.
     """
     values = [(id,) for id in ids]
     with store.transaction(WRITE_LOCK) as transaction:
@@ -427,9 +437,10 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
 
 
 def delete_orphaned_feedback(store: Store) -> None:
-    """Delete feedback on decisions that do not exist. It reads all feedback, so call it rarely."""
+    """Delete feedback on decisions that do not exist. This reads all feedback, so call it rarely."""
     with store.transaction(WRITE_LOCK) as transaction:
         count = sum(transaction.execute(statement + WITHOUT_DECISION).rowcount for statement in DELETE_TEXTS)
+        # Feedback without a decision only counts for the daily limit of its API key.
         transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
     if count:
         store.vacuum(["feedback", "corrections"])

@@ -76,8 +76,11 @@ def make_missing_error(component: str, option: str, code: str) -> ApiError:
 
 def make_unknown_decision_error(id: str) -> ApiError:
     """Return the error for an unknown decision. Decisions of other API keys count as unknown."""
-    message = f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one"
-    return ApiError(404, f"{message} of its responses. Decisions are deleted after a while.", "no_decision")
+    message = (
+        f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one of its "
+        "responses. Decisions are deleted after a while."
+    )
+    return ApiError(404, message, "no_decision")
 
 
 def dump_json(value: Any, *, is_large: bool = False) -> bytes:
@@ -122,7 +125,8 @@ async def read_body(
         max_bytes: Maximum size of the body.
         timeout: Maximum seconds until the whole body has arrived.
         reserve: Reserves memory for a large body: called with the size of each part that arrives after the first
-            `LARGE_BODY_BYTES`, and at the end with the negative sum. It can raise an ApiError to reject the request.
+            `LARGE_BODY_BYTES`, and at the end with minus the total, which frees the memory. It can raise an ApiError to
+            reject the request.
 
     Raises:
         ApiError: 413 if the body is larger than `max_bytes`, 408 if it takes longer than `timeout` seconds, 400 if the
@@ -130,7 +134,8 @@ async def read_body(
     """
     too_large = ApiError(413, f"the request body is too large. The maximum is {max_bytes:,} bytes.", "too_long")
     content_length = request.headers.get("content-length", "")
-    if content_length.isdigit() and int(content_length[:20]) > max_bytes:  # Python rejects numbers of many digits
+    # Only the first digits are read, because `int` rejects numbers of more than 4300 digits.
+    if content_length.isdigit() and int(content_length[:20]) > max_bytes:
         raise too_large
     body = bytearray()
     reserved_bytes = 0
@@ -153,7 +158,11 @@ async def read_body(
 
 
 def count_json_values(body: bytes, limit: int) -> int:
-    """Estimate the number of values in a JSON text without parsing. Every value follows a comma or opening bracket."""
+    """Estimate the number of values in a JSON text without parsing it, by its commas and opening brackets.
+
+    Each item of an array and each field of an object follows one of them. If there are too many, those inside strings
+    are left out.
+    """
     count = sum(map(body.count, JSON_SEPARATORS))
     if count <= limit:
         return count

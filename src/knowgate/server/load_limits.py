@@ -29,7 +29,7 @@ LOG_SECONDS = 1.0  # minimum time between two log lines of the same kind
 
 
 class LimitedLog:
-    """Log for what a client can cause with each request. It writes few lines, and counts the others.
+    """Log for warnings that clients could repeat endlessly. Of equal messages, it writes one per LOG_SECONDS.
 
     Args:
         log: The log that gets the lines.
@@ -43,7 +43,7 @@ class LimitedLog:
         """Write a line, unless there was one with the same message less than LOG_SECONDS ago.
 
         Args:
-            message: The message, with %s for the values, which do not count in the comparison.
+            message: The message, with %s for the values. Messages are equal even if their values differ.
             values: The values.
             level: Level of the line.
         """
@@ -108,7 +108,7 @@ class UploadBudget:
     """Limit on the memory for incomplete request bodies. One client can use half of it.
 
     Args:
-        largest_body: Maximum size of a body, in bytes. The half of a client has room for at least one such body.
+        largest_body: Maximum size of a body, in bytes. Half of the budget has room for at least one such body.
     """
 
     def __init__(self, largest_body: int):
@@ -144,14 +144,12 @@ MAX_CALLS_PER_AUDIT = 2  # one for the missing answer, one to compare the two
 
 @dataclass
 class CallBudget:
-    """Limit on the LLM calls for audits per hour.
-
-    Unused calls of up to one hour are saved up. With `shares`, each API key leaves calls for others.
+    """Limit on the LLM calls for audits per hour. Unused calls of up to one hour are saved up.
 
     Attributes:
         calls_per_hour: Maximum number of calls per hour.
         clock: Returns a time in seconds.
-        shares: Whether API keys share the budget.
+        shares: Whether API keys share the budget, so that each one must leave calls for the others.
         earlier_calls: How many seconds ago earlier processes made each of their calls of the last hour.
         remaining: Number of calls that can be reserved now.
     """
@@ -162,17 +160,20 @@ class CallBudget:
     earlier_calls: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        """Compute the number of calls at the start. Recent calls of earlier processes reduce it."""
-        first_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
-        unspent_calls = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))
-        self.remaining = min(first_calls, unspent_calls, self._replay_earlier_calls(first_calls))
+        """Compute the number of calls at the start. Calls of earlier processes count, so a restart adds no calls."""
+        start_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
+        unspent_calls = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))  # of the last hour
+        self.remaining = min(start_calls, unspent_calls, self._replay_earlier_calls(start_calls))
         self._used: dict[str, float] = {}  # name of a key -> used calls of its share
         self._last_refill = self.clock()
 
-    def _replay_earlier_calls(self, first_calls: float) -> float:
-        """Return the remaining calls after the earlier calls. Each call takes one, and time refills the budget."""
+    def _replay_earlier_calls(self, start_calls: float) -> float:
+        """Return how many calls would remain if this process had run all the time and made the earlier calls.
+
+        The budget starts with `start_calls`. Each call takes one, and time refills the budget between two calls.
+        """
         calls_per_second = self.calls_per_hour / HOUR_SECONDS
-        remaining = first_calls
+        remaining = start_calls
         ages = sorted(self.earlier_calls, reverse=True)
         for age, next_age in pairwise([*ages, 0.0]):  # the 0 stands for now
             remaining = max(0.0, remaining - 1)
@@ -195,7 +196,8 @@ class CallBudget:
     def allows(self, owner: str, count: int) -> bool:
         """Return whether `count` LLM calls can be reserved now.
 
-        With `shares`, repeated calls of one API key are limited.
+        With `shares`, there is a second rule for an API key that has used calls before: all its calls may be at most half
+        of the hourly calls, and at most as many as remain for other keys.
 
         Args:
             owner: Name of the API key.
@@ -224,7 +226,10 @@ class CallBudget:
         return ""
 
     def _refill(self) -> None:
-        """Add the LLM calls that became available since the last refill. Each key gets half of them back."""
+        """Add the LLM calls that became available since the last refill.
+
+        One API key may use half of the hourly calls, so its used calls decrease by half of the refill.
+        """
         now = self.clock()
         refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
@@ -248,10 +253,10 @@ async def limit_time(timeout: float) -> AsyncIterator[asyncio.Timeout]:
 
 
 class FairLock:
-    """An asyncio lock for which API keys take turns. The context variable `CLIENT` names the key.
+    """An asyncio lock for which API keys take turns. The context variable `CLIENT` names the key of a task.
 
     Args:
-        places: Number of tasks that can hold the lock at once. One key gets at most half of several places.
+        places: Number of tasks that can hold the lock at once. If there are several places, one key gets at most half.
     """
 
     def __init__(self, places: int = 1):
@@ -272,7 +277,7 @@ class FairLock:
         self._waiters.append(turn)
         if self._free_places:
             self._free_places -= 1
-            self._pass_on()
+            self._hand_over_place()  # to the key whose turn it is, which may be another one
         try:
             await turn
         except asyncio.CancelledError:
@@ -282,19 +287,19 @@ class FairLock:
 
     def release(self) -> None:
         """Give up a place of the current key."""
-        self._held_places -= Counter([CLIENT.get()])  # keys without places are dropped
-        self._pass_on()
+        self._held_places -= Counter([CLIENT.get()])  # this also removes a key that holds no more places
+        self._hand_over_place()
 
-    def _pass_on(self) -> None:
-        """Give a place to the key whose turn it is. Cancelled tasks are left out."""
-        full = [key for key, count in self._held_places.items() if count >= self._places_per_key]
-        while (key := self._waiters.find_client(full)) is not None:
+    def _hand_over_place(self) -> None:
+        """Give a place to a waiting task of the API key whose turn it is. Cancelled tasks are left out."""
+        keys_at_limit = [key for key, count in self._held_places.items() if count >= self._places_per_key]
+        while (key := self._waiters.find_client(keys_at_limit)) is not None:
             turn = self._waiters.popleft(key)
             if not turn.done():
                 self._held_places[key] += 1
                 turn.set_result(None)
                 return
-        self._free_places += 1
+        self._free_places += 1  # no task can take the place
 
 
 async def run_in_thread(threads: Executor, work: Callable[[], Result]) -> Result:
@@ -332,11 +337,12 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None],
 class RerankQueue:
     """Queue of the requests to POST /v1/rerank.
 
-    API keys take turns after each batch of documents. A key with large requests delays only itself.
+    One request of each API key is reranked at a time, and keys take turns after each batch of documents. So a key with
+    large requests delays only itself.
     """
 
     def __init__(self) -> None:
-        # After a timeout, a thread is occupied for a moment longer than its slot.
+        # There are more threads than slots, because a timeout frees the slot at once, but its thread a moment later.
         self.threads = ThreadPoolExecutor(2 * MAX_REMOTE_RERANKS, "knowgate-rerank")
         self.local_turn = asyncio.Lock()  # for a reranker in this process, which is used by one thread at a time
         self._remote_slots = asyncio.Semaphore(MAX_REMOTE_RERANKS)

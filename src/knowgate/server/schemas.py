@@ -46,7 +46,7 @@ Patterns = Annotated[PatternList, _LIST_MAKER]
 
 
 class PassageFilter(BaseModel):
-    """Filter of a search by file name patterns, such as `hr/*`. Each field needs one matching pattern."""
+    """Filter of a search. The id and the title of a passage must each match one of the patterns, such as `hr/*`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     id: Patterns = ("*",)
@@ -145,7 +145,7 @@ class RerankRequest(ApiRequest):
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback on the decision `id`: a rating, or as `correction` the right answer (blank: none)."""
+    """Body of POST /v1/feedback: a rating of the decision `id`, or the right answer as `correction`. Blank means none."""
 
     id: str
     rating: Literal["up", "down"] | None = None
@@ -289,7 +289,10 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """Decision in the log. `at`: seconds since 1970. `follow_up`: made from several messages. `only_decided`: not answered."""
+    """Decision in the log, with its feedback. `at` is its time in seconds since 1970.
+
+    `follow_up`: the question was made from several chat messages. `only_decided`: no answer was requested.
+    """
 
     at: float
     question: str | None = None
@@ -317,7 +320,7 @@ class DeletionResponse(ApiResponse):
 
 
 class ConfidenceBounds(ApiResponse):
-    """Mean with its confidence interval from `low` to `high`. The interval stays valid under repeated reading."""
+    """Mean with its confidence interval from `low` to `high`, which is valid however often it is read."""
 
     mean: float | None
     low: float
@@ -325,10 +328,9 @@ class ConfidenceBounds(ApiResponse):
 
 
 class KeyLossReport(ApiResponse):
-    """Audits of one API key.
+    """Audits of one API key: `drawn` is their number, `lost` is the number of changed answers.
 
-    An audit compares the sent answer with the answer with passages. `drawn` counts audits, `lost` counts changed
-    answers.
+    `alarm` is the reason for an alarm of this key, or "".
     """
 
     drawn: int
@@ -337,15 +339,13 @@ class KeyLossReport(ApiResponse):
 
 
 class LossReport(ConfidenceBounds):
-    """Share of answers changed by skipping retrieval, measured by audits.
-
-    An audit compares the sent answer with the answer with passages.
+    """Share of answers changed by skipping retrieval. Audits measure it by comparison with the answer with passages.
 
     Attributes:
         drawn: Number of audits with a result.
         lost: Number of audits with a changed answer.
-        failed: Number of audits without a result. They count as unchanged in `low`, as changed in `high`.
-        promised: Maximum share of answers that may change. Null: no test and no alarm.
+        failed: Number of audits without a result. `low` counts their answers as unchanged, `high` as changed.
+        promised: Maximum share of answers that may change. Null if there is no limit, and so no alarm.
         evidence: Strength of the evidence against this maximum, from 0 (none) to 1 (exceeded).
         alarm: Reason for the alarm, or "".
     """
@@ -382,11 +382,11 @@ class ArmReport(ApiResponse):
 
 
 class LearningResponse(ApiResponse):
-    """Body of the response to GET /v1/learning: results of audits and A/B tests.
+    """Body of the response to GET /v1/learning: results of audits and A/B tests, for each gate in `arms`.
 
     Attributes:
         share_b: Share of requests with the second gate.
-        canary: Share of requests that follow the gate.
+        canary: Share of requests that follow the gate. All others retrieve.
         audit: Share of requests that are audited.
         budget_left: Number of LLM calls left for audits in this process. Each worker has an equal part of the budget.
         labelled: Number of labels that this process added to the history. Repeated questions and feedback count again.

@@ -97,7 +97,7 @@ class Service:
         self.recent = RecentDecisions(stores_texts=stores_texts)
 
     def _open_decision_log(self, location: str, *, stores_keys: bool) -> DecisionLog:
-        """Open the decision log in a file or database. `stores_keys`: store hashes of questions."""
+        """Open the decision log in a file or database. `stores_keys`: whether to store hashes, to find questions."""
         return DecisionLog(
             location,
             stores_questions=self.options.keep_questions,
@@ -137,7 +137,7 @@ class Service:
         forwarder = None
         if self.forwarder is not None:
             forwarder = UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
-        budget = None if self.learner is None else self.learner.auditor.budget
+        budget = None if self.learner is None else self.learner.auditor.budget  # the new learner continues it
         components = (gate_service, forwarder, self.decision_log, self.recent, self.metrics.add_audit)
         # In a thread, so that other requests are answered meanwhile: reading many stored audits takes seconds.
         learner = await asyncio.to_thread(build_learner, settings, self.options, *components, budget)
@@ -145,7 +145,7 @@ class Service:
         self.gate_service, self.forwarder = gate_service, forwarder
         if self.local_chat is not None:
             self.local_chat = LocalChat(gate_service, self.options)
-        self.metrics.breakers = self.breakers
+        self.metrics.breakers = self.breakers  # those of the new gate service
         if self.learner is not None:
             self.learner.auditor.stop()
         self.learner = learner
@@ -155,8 +155,7 @@ class Service:
         """Write all pending data, and close all components."""
         if self.learner is not None:
             await self.learner.close()
-        close_gate_service = self.gate_service.make_closer()
-        close_gate_service()
+        self.gate_service.make_closer()()
         self.snapshot.times.clear()  # the counts outlive this worker, but its times are no longer the latest
         self._parser_thread.shutdown(wait=False, cancel_futures=True)
         await self.snapshot_exchange.close()
@@ -183,8 +182,8 @@ class Service:
         if trace.decision is not None:
             response = await self._record_decision(route, response, trace, seconds)
         self.metrics.add_request(route, response.status_code, seconds, trace)
-        has_valid_key = trace.client_request is not None or response.status_code not in (401, 403)
-        if route in ANSWER_ROUTES and has_valid_key:
+        is_rejected = trace.client_request is None and response.status_code in (401, 403)  # not by the upstream
+        if route in ANSWER_ROUTES and not is_rejected:
             self.snapshot.add_request(response.status_code, seconds, trace)
             self.snapshot_exchange.schedule_write()
         return response
@@ -263,7 +262,7 @@ class Service:
         return await run_while_connected(request, work)
 
     async def forward(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/completions, /v1/responses and /v1/embeddings by forwarding them to the upstream.
+        """Answer POST /v1/completions, /v1/responses and /v1/embeddings with the upstream. No gate decides on the last.
 
         Raises:
             ApiError: 404 if the server has no upstream.
@@ -355,7 +354,7 @@ class Service:
             return json_api.json_response(await self._delete_question(question, trace))
 
     async def _delete_question(self, question: str, trace: RequestTrace) -> schemas.DeletionResponse:
-        """Delete everything about a question that the API key of the request may delete."""
+        """Delete everything about a question, as far as the API key of the request may delete it."""
         owner = _get_owner_filter(trace)
         ids = await self.recent.find_ids(question, owner)
         self.recent.delete(ids)

@@ -27,7 +27,7 @@ MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,
 SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
 LAST_EVENTS_SECONDS = 1.0  # time for the error at the end of a stream, if the client reads slowly
 ABORT_EXTENSION = "knowgate.abort"  # extension of the ASGI scope; its field `abort` is a function
-CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream
+CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream, for its connection to be used again
 DONE_EVENT = b"data: [DONE]\n\n"
 CUT_MESSAGE = "the upstream closed the connection before the answer was complete."
 BLANK_LINES = (b"\n", b"\r\n")  # a blank line ends an event
@@ -85,12 +85,12 @@ def drop_repetitions(chunk: bytes) -> bytes:
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Split a byte stream into lines with their endings. Repeated blank lines and comments are dropped.
+    """Split a byte stream into lines with their endings. Of several blank lines or comments in a row, one remains.
 
     Raises:
         InvalidResponse: A line exceeds MAX_EVENT_BYTES, or there are more than MAX_STREAM_LINES lines.
     """
-    work = WorkSlice()
+    work = WorkSlice()  # lets other requests run
     parts: list[bytes] = []  # the current line, which may be spread over several chunks
     line_bytes = 0  # size of the current line
     line_count = 0
@@ -129,12 +129,12 @@ def _normalize_line(line: bytes, *, is_first: bool) -> bytes:
 
 
 async def join_data_lines(lines: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Join the JSON of an event that is spread over several `data:` lines. Other lines stay as they are.
+    """Join `data:` lines that together hold one JSON object into one line. Other lines stay as they are.
 
     Raises:
         InvalidResponse: An event exceeds MAX_EVENT_BYTES.
     """
-    event: list[bytes] = []  # `data:` lines of a JSON object that may go on in the next line
+    event: list[bytes] = []  # `data:` lines of a JSON object that has begun, and may go on in the next line
     event_bytes = 0
     async for line in lines:
         is_data = line.startswith(b"data:")
@@ -154,9 +154,10 @@ async def join_data_lines(lines: AsyncIterable[bytes]) -> AsyncGenerator[bytes, 
 
 
 def _is_incomplete(event: list[bytes]) -> bool:
-    """Return whether the JSON object of an event goes on. Some servers send no blank line between events.
+    """Return whether the JSON object of an event goes on in the next `data:` line, rather than a new event beginning.
 
-    A long first line counts as complete, because parsing it would delay other requests.
+    A first line that is a whole object is complete: some servers send no blank line between events. A long first line
+    counts as complete, because parsing it would delay other requests.
     """
     return len(event) > 1 or (len(event[0]) <= LARGE_BODY_BYTES and parse_event_data(event[0]) is None)
 
@@ -170,12 +171,13 @@ def _join_event(event: list[bytes]) -> bytes:
 
 
 async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an event stream up to its event [DONE]. The rest is read briefly and ignored.
+    """Yield the lines of an event stream up to its event [DONE]. The rest is read for CLOSE_SECONDS and ignored.
 
     Raises:
         InvalidResponse: The stream contains no event with data, or is too large.
     """
-    lines, has_data, is_done = join_data_lines(split_lines(chunks)), False, False
+    lines = join_data_lines(split_lines(chunks))
+    has_data = is_done = False
     async for line in lines:
         yield line
         has_data = has_data or line.startswith(b"data:")
@@ -200,7 +202,7 @@ def is_done_event(line: bytes) -> bool:
 
 async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the lines that have already been read, then the remaining lines of the stream."""
-    work = WorkSlice()
+    work = WorkSlice()  # lets other requests run
     for line in first:
         yield line
         await work.add(len(line))
@@ -238,26 +240,23 @@ class StreamEnd:
     """Check whether a stream has ended properly. A cut stream has no finish reason, error or [DONE]."""
 
     def __init__(self) -> None:
-        self._is_complete = False  # has a finish reason or an error
-        self._is_done = False  # the client expects no further event
+        self._has_result = False  # whether there was a finish reason or an error
+        self._has_last_event = False  # whether there was [DONE], or the last event of the Responses API
 
     def add(self, line: bytes) -> None:
-        """Note whether a line of the stream ends it."""
+        """Note whether a line of the stream is its last event, or ends the answer."""
         if not line.startswith(b"data:"):
             return
         if is_done_event(line) or RESPONSE_END.search(line):
-            self._is_done = True
-        elif has_finish_reason(line):
-            self._is_complete = True
-        elif b'"error"' in line:
-            chunk = parse_event_data(line) or {}
-            self._is_complete = self._is_complete or bool(chunk.get("error"))
+            self._has_last_event = True
+        elif has_finish_reason(line) or (b'"error"' in line and (parse_event_data(line) or {}).get("error")):
+            self._has_result = True
 
     def format_missing_events(self) -> bytes:
         """Return the events missing at the end of the stream. A cut answer also gets an error event."""
-        if self._is_done:
+        if self._has_last_event:
             return b""
-        if self._is_complete:
+        if self._has_result:
             return DONE_EVENT
         return format_error_end(ApiError(502, CUT_MESSAGE, "upstream_broke_off"))
 
@@ -293,8 +292,7 @@ def check_chunk(line: bytes) -> None:
     has_choices_list = any(marker in line for marker in CHOICES_MARKERS)  # such as b'"choices":['
     has_other_choices = b'"choices"' in line and not has_choices_list
     may_be_deep = line.count(b"[") + line.count(b"{") > MAX_DEPTH
-    is_suspicious = has_other_choices or may_be_deep
-    if not line.startswith(b"data:") or not is_suspicious:
+    if not line.startswith(b"data:") or not (has_other_choices or may_be_deep):
         return
     try:
         value = load_json(line[len(b"data:") :])
@@ -312,8 +310,8 @@ class StreamAnnotator:
 
     Args:
         trace: Trace of the request, from which the `knowgate` object is made.
-        hide_logprobs: Removes log-probabilities that the client did not request from a chunk, in place. None if there
-            are no such ones.
+        hide_logprobs: Removes from a chunk, in place, log-probabilities that only the gate requested. None if there
+            are none.
     """
 
     def __init__(self, trace: RequestTrace, *, hide_logprobs: LogprobsFilter | None = None):
@@ -377,7 +375,8 @@ class CancelOnDisconnect:
         """Stop watching the connection. After a disconnect, raise DisconnectError instead of CancelledError."""
         self._watcher.cancel()
         if self._is_disconnected:
-            is_only_cancellation = self._body.uncancel() <= self._earlier_cancellations
+            remaining_cancellations = self._body.uncancel()  # without that of `_watch`
+            is_only_cancellation = remaining_cancellations <= self._earlier_cancellations
             if is_only_cancellation and exception_type is asyncio.CancelledError:
                 raise DisconnectError
 
@@ -437,8 +436,9 @@ class EventStreamResponse(Response):
         return None
 
     async def _send_end(self, scope: Scope, send: Send, error: ApiError | None) -> None:
-        """Send the end of the stream, after any error. Abort the connection of a client that does not read."""
+        """Send the end of the stream, after any error. After an error, abort the connection of a client that does not read."""
         try:
+            # Without an error, the client may read slowly. `connection_limits` closes its connection if it does not read.
             async with asyncio.timeout(None if error is None else LAST_EVENTS_SECONDS):
                 if error is not None:
                     await send({"type": "http.response.body", "body": format_error_end(error), "more_body": True})

@@ -72,20 +72,23 @@ class WorkerSupervisor(Multiprocess):
         self.has_failed = False  # whether the server stops because no worker could start
         self._problem_file = problem_file
         self._serving: set[Process] = set()  # workers that have accepted requests
-        self._pauses: dict[int, float] = {}  # index of a worker that cannot start -> seconds before the next attempt
-        self._start_times: dict[int, float] = {}  # index of a worker that has ended -> when to start a new one
+        # Index of a worker that cannot start -> seconds before the next attempt.
+        self._restart_pauses: dict[int, float] = {}
+        self._restart_times: dict[int, float] = {}  # index of a worker that has ended -> when to start a new one
         if RELOAD_SIGNAL is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {RELOAD_SIGNAL})
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
 
     def _stop(self, *_: object) -> None:
-        """Stop the server, and a reload that runs. In a thread, as the interrupted code may hold the lock of the event."""
+        """Stop the server, and a reload that runs."""
+        # In a thread, because the code that the signal interrupted may hold the lock of the event.
         threading.Thread(target=self.should_exit.set).start()
 
     def handle_signals(self) -> None:
-        """Reload if SIGHUP has arrived, and handle the other signals."""
+        """Replace all workers if SIGHUP has arrived, and handle the other signals."""
         super().handle_signals()
+        # SIGHUP is blocked, so it stays pending until it is fetched here.
         if RELOAD_SIGNAL is not None and RELOAD_SIGNAL in signal.sigpending():
             signal.sigwait({RELOAD_SIGNAL})
             self.restart_all()
@@ -110,18 +113,18 @@ class WorkerSupervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or hang. A worker that cannot start is tried again after a pause."""
-        ended = [index for index, process in enumerate(self.processes) if not self._is_alive(index, process)]
+        ended = [index for index, process in enumerate(self.processes) if not self._check_worker(index, process)]
         for index in ended:
-            if index not in self._start_times:
-                self._handle_end(index)  # sets the time at which a new worker starts
+            if index not in self._restart_times:
+                self._schedule_restart(index)
             if self.should_exit.is_set():
                 return
-            if time.monotonic() >= self._start_times[index]:
+            if time.monotonic() >= self._restart_times[index]:
                 self._start_worker(index)
 
-    def _is_alive(self, index: int, process: Process) -> bool:
-        """Return whether a worker responds, and note whether it serves."""
-        # If this process kept the worker's side of their pipe open, it would not notice that the worker has ended.
+    def _check_worker(self, index: int, process: Process) -> bool:
+        """Return whether a worker responds, and record when it begins to serve."""
+        # Close this process's copy of the worker's end of their pipe. Otherwise, the pipe outlives the worker.
         process.child_conn.close()
         is_alive = process.is_alive(timeout=HANG_SECONDS)
         if is_alive and process not in self._serving and process.is_ready():
@@ -129,19 +132,22 @@ class WorkerSupervisor(Multiprocess):
         return is_alive
 
     def _count_as_serving(self, index: int) -> None:
-        """Note that a worker accepts requests."""
+        """Record that a worker accepts requests, and forget its failed starts."""
         self._serving.add(self.processes[index])
-        self._pauses.pop(index, None)
-        self._start_times.pop(index, None)
+        self._restart_pauses.pop(index, None)
+        self._restart_times.pop(index, None)
         self._report_problem()
 
-    def _handle_end(self, index: int) -> None:
-        """Decide when to replace a worker that has ended: at once if it has served, otherwise after a pause."""
+    def _schedule_restart(self, index: int) -> None:
+        """Decide when to replace a worker that has ended: at once if it has served, otherwise after a pause.
+
+        If a worker reports that it cannot start and no other worker serves, stop the server instead.
+        """
         process = self.processes[index]
         process.kill()  # it may hang
         process.join()
         remove_gauges(process.pid)  # a killed worker leaves them behind
-        self._start_times[index] = time.monotonic()
+        self._restart_times[index] = time.monotonic()
         if process in self._serving:
             self._serving.remove(process)
             log.warning(
@@ -154,13 +160,13 @@ class WorkerSupervisor(Multiprocess):
             self.has_failed = True
             self.should_exit.set()
         else:
-            self._handle_failed_start(index)
+            self._postpone_restart(index)
 
-    def _handle_failed_start(self, index: int) -> None:
-        """Schedule the next attempt to start a worker. The pause doubles after each attempt."""
-        pause = min(MAX_PAUSE_SECONDS, 2 * self._pauses.get(index, FIRST_PAUSE_SECONDS / 2))
-        self._pauses[index] = pause
-        self._start_times[index] += pause
+    def _postpone_restart(self, index: int) -> None:
+        """Pause before the next attempt to start a worker. The pause doubles after each attempt."""
+        pause = min(MAX_PAUSE_SECONDS, 2 * self._restart_pauses.get(index, FIRST_PAUSE_SECONDS / 2))
+        self._restart_pauses[index] = pause
+        self._restart_times[index] += pause
         log.error(
             "Worker process %s ended unexpectedly while it started. The next attempt to start it is in %g seconds.",
             self.processes[index].pid,
@@ -170,14 +176,16 @@ class WorkerSupervisor(Multiprocess):
 
     def _start_worker(self, index: int) -> None:
         """Start a worker in the place of one that has ended."""
-        del self._start_times[index]
+        del self._restart_times[index]
         self.processes[index] = Process(self.config, self.sockets)
         self.processes[index].start()
 
     def _report_problem(self) -> None:
-        """Tell the workers how many of them cannot start, for GET /ready."""
-        if self._pauses:
-            message = f"{len(self._pauses)} of {len(self.processes)} workers cannot start; the server's log says why"
+        """Write a file with the number of workers that cannot start. The others read it to answer GET /ready."""
+        if self._restart_pauses:
+            message = (
+                f"{len(self._restart_pauses)} of {len(self.processes)} workers cannot start; the server's log says why"
+            )
             write_text(self._problem_file, message)
         else:
             self._problem_file.unlink(missing_ok=True)
@@ -185,9 +193,9 @@ class WorkerSupervisor(Multiprocess):
     def terminate_all(self) -> None:
         """Close the port, so that new connections are refused, and end all workers. Workers finish their requests."""
         for listener in self.sockets:
-            listener.close()  # the workers close theirs
+            listener.close()  # the workers close their own copies of it
         for process in self.processes:
             if process in self._serving or process.is_ready(timeout=1):
                 process.terminate()
             else:
-                process.kill()  # it loads its models with the port open, and has no requests
+                process.kill()  # it still loads its models, so it has no requests to finish

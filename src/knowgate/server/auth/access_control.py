@@ -188,7 +188,7 @@ class RateLimiter:
             raise unavailable from None
 
     def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
-        """Reject a key that was rejected before and must still wait. A smaller `count` may still be allowed.
+        """Reject requests of a key that must still wait, because as many requests were rejected before.
 
         Args:
             key: The API key.
@@ -202,11 +202,12 @@ class RateLimiter:
             return
         rejected_count, allowed_at = self._rejections[key.hash, rate]
         seconds = math.ceil(allowed_at - self._clock())
-        if count >= rejected_count and 0 < seconds <= MINUTE_SECONDS + 1:  # a longer wait: the clock was set back
+        must_wait = 0 < seconds <= MINUTE_SECONDS + 1  # a longer wait comes from a clock that was set back
+        if must_wait and count >= rejected_count:  # fewer requests may still be allowed
             raise _make_rate_error(rate, seconds)
 
     def _count(self, key: ApiKey, rate: int, count: int) -> None:
-        """Count new requests of a key, or reject all of them above the rate limit.
+        """Count new requests of a key. If they would exceed its rate limit, count none and reject them all.
 
         Raises:
             ApiError: 429 if the key has used up its requests per minute.
@@ -219,7 +220,7 @@ class RateLimiter:
             if excess <= 0:
                 transaction.execute(UPSERT_REQUESTS, (key.hash, now, count))
                 return
-        allowed_at = _find_last_second(rows, excess, now) + MINUTE_SECONDS + 1
+        allowed_at = _find_blocking_second(rows, excess, now) + MINUTE_SECONDS + 1
         self._rejections[key.hash, rate] = (count, allowed_at)
         raise _make_rate_error(rate, allowed_at - now)
 
@@ -257,13 +258,15 @@ def _fetch_last_minute(transaction: Transaction, key_hash: str, now: int) -> lis
     return last_minute
 
 
-def _find_last_second(rows: Sequence[tuple[int, int]], excess: int, now: int) -> int:
-    """Return when the `excess`-th oldest request was sent. After a minute, it counts no longer.
+def _find_blocking_second(rows: Sequence[tuple[int, int]], excess: int, now: int) -> int:
+    """Return the second whose requests must become a minute old before the rejected requests are allowed.
+
+    Example: with [(5, 2), (9, 3)] and an `excess` of 3, those of second 5 are too few, so the result is 9.
 
     Args:
         rows: The requests of the last minute, as (second, count), oldest first.
         excess: Number of requests above the limit.
-        now: Returned if there are fewer requests, for the longest wait.
+        now: The current second, which is returned if `rows` has fewer than `excess` requests.
     """
     totals = accumulate(count for _, count in rows)
     return next((second for (second, _), total in zip(rows, totals, strict=True) if total >= excess), now)

@@ -20,12 +20,7 @@ from knowgate.pipeline.answer_json import decision_record
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import GateService, describe_error
-from knowgate.server.chat.request_formats import (
-    REQUEST_FORMATS,
-    UngatedRequest,
-    extract_question,
-    find_upstream_tools,
-)
+from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES, RequestOptions, is_knowgate_model
 from knowgate.server.json_api import ApiError, dump_json, parse_request
 from knowgate.server.load_limits import limit_time
@@ -60,7 +55,7 @@ async def decide_questions(
     if forwarder is not None and request.model is not None and not is_knowgate_model(request.model):
         gate_service.set_model(trace, request.model)
     await _check_lengths(gate_service, request.questions or ())
-    model = cast(Model, RewriteMeter(rag.model))  # has the only method that rewriting a follow-up needs
+    model = cast(Model, RewriteMeter(rag.model))  # not a full model, but rewriting follow-ups only calls `generate`
     if forwarder is None:
         questions = await run_in_model_thread(rag.model, lambda: _read_questions(model, request))
     else:
@@ -150,7 +145,17 @@ async def _decide_question(
     trace: RequestTrace,
     shared_budget: PatternTimeBudget | None = None,
 ) -> Decision:
-    """Decide whether a question needs retrieval. Rules come first, then the gate, with a draft if needed."""
+    """Decide whether a question needs retrieval. Rules come first, then the gate, with a draft if needed.
+
+    Args:
+        gate_service: Decides with the rules and the gate.
+        forwarder: Forwarder to the upstream, from which a draft is requested. None if the LLM runs in this process.
+        rag: The pipeline with the rules and the gate.
+        question: The question.
+        headers: Headers of the request.
+        trace: Record of the request. Its `way` says where the decision is made, and whether a draft was requested for it.
+        shared_budget: Time budget for the regular expressions of the rules, if several questions share one.
+    """
     if forwarder is None:
         trace.way = "in-process"
     elif trace.way != SEPARATE_DRAFT:
@@ -185,8 +190,8 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     """Answer a request to /completions or /responses with the upstream. Add passages if the gate decides so."""
     gate_service, trace = forwarder.gate_service, request.trace
     rag = gate_service.prepare(request.body, trace)
-    upstream_tools = find_upstream_tools(request.body)
-    question = upstream_tools or REQUEST_FORMATS[path].extract_question(rag.model, request.body)
+    ungated = check_upstream_tools(request.body)
+    question = ungated or REQUEST_FORMATS[path].extract_question(rag.model, request.body)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
@@ -231,7 +236,10 @@ async def rerank_documents(
 async def _score_in_batches(
     gate_service: GateService, reranker: Reranker, query: str, passages: Sequence[Passage]
 ) -> list[Passage]:
-    """Return the passages with their relevance to a query. Searches run between two batches."""
+    """Return the passages with their relevance to a query.
+
+    They are scored in batches, because searches of other requests can run between two batches.
+    """
     scored: list[Passage] = []
     for start in range(0, len(passages), BATCH_DOCUMENTS):
         batch = passages[start : start + BATCH_DOCUMENTS]

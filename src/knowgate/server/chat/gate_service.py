@@ -120,7 +120,7 @@ class GateService:
         self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
     ) -> request_options.RequestOptions:
         """Choose the arm (one of the gates) of the A/B test. Return the options with this arm."""
-        # The alarm and shadow mode concern the gate of the server, also if it is named.
+        # A request that names the server's own gate is treated as if it named none, so that alarm and shadow mode apply.
         if options.retrieve == "auto" and options.gate == self.gate_spec:
             options = replace(options, gate="", arm="a")
         trace.has_own_options = not options.is_default
@@ -129,7 +129,7 @@ class GateService:
     def select_pipeline(self, options: request_options.RequestOptions) -> AdaptiveRAG:
         """Return the pipeline with the gate, threshold and filter of a request.
 
-        A missing guarantee means always retrieving.
+        If the request limits the loss and the gate does not guarantee this limit, the pipeline always retrieves.
         """
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
         if self.experiment is not None and options.arm:  # the A/B test has chosen a gate
@@ -159,22 +159,24 @@ class GateService:
         return self._pipelines_by_gate[gate_name]
 
     def set_model(self, trace: RequestTrace, name: str) -> None:
-        """Note which LLM answers a request. One that asks another LLM says nothing about the gate of this server."""
+        """Note which LLM answers a request. A request to another LLM does not count for labels and the A/B test."""
         trace.model_name = name[:MAX_MODEL_CHARS]
         model = self.rag.model
         if isinstance(model, UpstreamDraftModel) and model.differs_from(trace.model_name):
-            trace.has_own_options, trace.shares_labels, trace.arm = True, False, ""
             trace.other_model = trace.model_name
+            # The answers of another LLM say nothing about the gate of this server.
+            trace.has_own_options, trace.shares_labels, trace.arm = True, False, ""
 
     def get_staleness(self, rag: AdaptiveRAG, model_name: str) -> str:
-        """Return why the gate does not fit this LLM, prompt or index. "" means a good fit.
+        """Return why the calibration of the gate does not apply to this LLM, prompt or index. "" means that it does.
 
         Args:
             rag: The pipeline.
             model_name: Name of the LLM that the request asks for, or "" for the default of the server.
         """
-        is_fitted = isinstance(rag.gate, FittedGate) and not rag.gate.plug_in
-        if is_fitted and isinstance(rag.model, UpstreamDraftModel) and rag.model.differs_from(model_name):
+        # A gate loaded with `plug_in` may be used with any LLM.
+        needs_own_model = isinstance(rag.gate, FittedGate) and not rag.gate.plug_in
+        if needs_own_model and isinstance(rag.model, UpstreamDraftModel) and rag.model.differs_from(model_name):
             return f"the gate was fitted on {rag.model.name}, not on the LLM '{model_name}'"
         # Another gate, which the request or an A/B test selected, was checked when it was loaded.
         return self.staleness if rag.gate is self.rag.gate else ""
@@ -202,8 +204,8 @@ class GateService:
         Args:
             rag: The pipeline with the rules.
             question: The question.
-            shared_budget: Time budget for the patterns of the operator that is shared by several questions. The time taken
-                here is subtracted.
+            shared_budget: Time budget for the operator's regular expressions, if several questions share one. The time
+                that this question takes is subtracted.
         """
         rules = rag.rules
         if rules is None:
@@ -234,7 +236,7 @@ class GateService:
             trace: Trace of the request.
         """
         trace.draft = draft
-        rag = rag.replace(rules=None)  # the caller has tried them with `apply_rules`
+        rag = rag.replace(rules=None)  # the caller has already applied them
         if reason := self.get_staleness(rag, trace.model_name):
             return self.bypass_stale_gate(rag, trace, reason)
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
@@ -294,7 +296,7 @@ class GateService:
         """
 
         def search(retriever: Retriever) -> tuple[Passage, ...]:
-            # With a runner of its own, it waits neither for a gate that hangs nor for an abandoned search.
+            # With a stage runner of its own, this search waits neither for a gate that hangs nor for an abandoned search.
             return self.rag.replace(retriever=retriever, runner=StageRunner()).retrieve(question)
 
         assert rag.retriever is not None  # which the caller has checked
@@ -312,11 +314,11 @@ class GateService:
             ApiError: 503 if the search fails and the server is strict.
         """
         is_filtered = isinstance(retriever, request_options.FilteredRetriever)
-        lock = self._filter_lock if is_filtered else self._search_lock
         if self._web_cache is not None and not is_filtered:
             search_cache = partial(search, self._web_cache)
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
-                return await self.run_in_search_thread(search_cache, FairLock())  # a new lock: it waits for no search
+                return await self.run_in_search_thread(search_cache, FairLock())  # its own lock, so it need not wait
+        lock = self._filter_lock if is_filtered else self._search_lock  # filtered searches wait only for each other
         breaker = self.retriever_breakers.get(CLIENT.get())
         if not breaker.try_acquire():
             self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
@@ -359,7 +361,7 @@ class GateService:
             return await run_in_thread(self._gate_thread, work)
 
     async def run_in_text_thread(self, work: Callable[[], Result]) -> Result:
-        """Run a function that reads one question in a thread. API keys take turns.
+        """Run a function in the thread for texts. It should handle one question only, so that API keys can take turns.
 
         Raises:
             TimeoutError: The function took longer than the timeout.
@@ -411,7 +413,7 @@ def _record_search_error(breaker: CircuitBreaker, error: Exception, *, is_filter
 def _can_search_in_parallel(rag: AdaptiveRAG) -> bool:
     """Return whether all parts of a search run on other servers. Those in this process take one search at a time."""
     reranks_here = rag.reranker is not None and not isinstance(rag.reranker, RemoteReranker)
-    retriever = getattr(rag.retriever, "retriever", rag.retriever)  # without the cache of its fingerprint
+    retriever = getattr(rag.retriever, "retriever", rag.retriever)  # without the wrapper that caches its fingerprint
     return isinstance(retriever, HttpRetriever | WebRetriever) and not reranks_here and rag.second_look is None
 
 
@@ -432,9 +434,10 @@ def make_fallback_decision(gate: Gate, threshold: float, reason: str) -> Decisio
 
 
 def describe_error(error: BaseException, timeout: float) -> str:
-    """Describe an error for a response or the log. Foreign messages are omitted, because they could contain secrets."""
+    """Describe an error for a response or the log. Messages of other libraries could contain secrets, so they are omitted."""
     if isinstance(error, TimeoutError):
         return f"timeout after {timeout:g} seconds"
     cause = error.__cause__ or error
-    text: str = getattr(error, "brief", "") or str(error)
-    return text if isinstance(cause, KnowgateError) else f"unexpected error {type(cause).__name__}"
+    if not isinstance(cause, KnowgateError):  # the message of `error` may quote that of its cause
+        return f"unexpected error {type(cause).__name__}"
+    return getattr(error, "brief", "") or str(error)

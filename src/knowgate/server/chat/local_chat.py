@@ -57,11 +57,12 @@ class AnswerProgress:
         has_text: Whether a part of the answer has already been generated.
         answer: The finished answer.
         usage: Tokens of all calls to the LLM for the question, if they have been counted.
-        rewrite_usage: Tokens of the call that made a standalone question of a follow-up.
-        streams_usage: Whether the stream ends with the tokens.
+        rewrite_usage: Tokens of the LLM call that rewrote a follow-up as a standalone question.
+        streams_usage: Whether the last event of the stream reports the token counts.
         deadline: Time of the event loop's clock at which the request must have ended.
         created: When the answer was started, in seconds since 1970.
-        fallback: Decision to report, with its reason, if the server had to decide without the gate or to start again.
+        fallback: Decision to report instead of that of the pipeline, if the server decided without the gate or had to
+            start again. Its reason says what failed.
     """
 
     trace: RequestTrace
@@ -131,10 +132,9 @@ class LocalChat:
             trace.add_time("rewrite", meter.seconds)
         trace.set_question(question)
         options = replace(options, shares_labels=trace.shares_labels)
-        requested_tokens = request.max_completion_tokens or request.max_tokens
-        max_tokens = (
-            min(requested_tokens, self.options.most_tokens) if requested_tokens else self.gate_service.rag.max_tokens
-        )
+        max_tokens = self.gate_service.rag.max_tokens
+        if requested_tokens := request.max_completion_tokens or request.max_tokens:
+            max_tokens = min(requested_tokens, self.options.most_tokens)
         options = await self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
         progress = AnswerProgress(trace, deadline=deadline, rewrite_usage=meter.usage, fallback=trace.decision)
@@ -142,7 +142,7 @@ class LocalChat:
         if body.get("stream"):
             return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
         if self.options.batch > 1 and model.concurrency == 1:  # a server of LLMs makes batches itself
-            # If calls of other keys can interrupt a batch, each key has batches of its own.
+            # If calls of other API keys can interrupt a batch, it must hold questions of one key only.
             owner = CLIENT.get() if can_interrupt(model) else ""
             is_proven = not isinstance(rag.gate, UnprovenGate)
             pieces = self._generate_batched((options, max_tokens, is_proven, owner), rag, question, progress)
@@ -155,7 +155,7 @@ class LocalChat:
 
         The model rewrites a follow-up question in its own thread. `meter` measures that. Canceling stops it.
         """
-        model = cast(Model, meter)  # has the only method that rewriting needs
+        model = cast(Model, meter)  # not a full model, but rewriting only calls `generate`
         question = await run_in_model_thread(meter.model, lambda: extract_question(model, request.messages))
         if isinstance(question, UngatedRequest):
             message = f"a model in this process answers plain questions only, but {question.reason}."
@@ -165,7 +165,7 @@ class LocalChat:
     async def _replace_stale_gate(
         self, options: RequestOptions, max_tokens: int, question: Question, trace: RequestTrace
     ) -> RequestOptions:
-        """Return options with a usable gate. A gate calibrated for another LLM, prompt or index is replaced."""
+        """Return the options, with a replacement for a gate that was calibrated for another LLM, prompt or index."""
         rag = self._get_pipeline(options, max_tokens)
         reason = self.gate_service.get_staleness(rag, "")
         if not reason:
@@ -177,15 +177,14 @@ class LocalChat:
         return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
 
     def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
-        """Return a cached pipeline for these options. Whether its gate has the demanded guarantee is never cached."""
+        """Return a cached pipeline for these options. Whether its gate has a demanded guarantee is checked each time."""
         if len(self._pipelines) > MAX_CACHED_PIPELINES:
             self._pipelines.clear()
         key = (replace(options, max_loss=None), max_tokens)
         if key not in self._pipelines:
             runner = GuardedStageRunner(self.gate_service, asyncio.get_running_loop())
-            self._pipelines[key] = self.gate_service.select_pipeline(key[0]).replace(
-                max_tokens=max_tokens, runner=runner
-            )
+            rag = self.gate_service.select_pipeline(key[0])
+            self._pipelines[key] = rag.replace(max_tokens=max_tokens, runner=runner)
         return require_guarantee(self._pipelines[key], options)
 
     def _check_supported(self, body: Mapping[str, Any]) -> None:
@@ -231,11 +230,11 @@ class LocalChat:
                 rag = self._choose_fallback(rag, progress, error)
 
     async def _generate_batched(
-        self, key: Hashable, rag: AdaptiveRAG, question: TracedQuestion, progress: AnswerProgress
+        self, batch_key: Hashable, rag: AdaptiveRAG, question: TracedQuestion, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
-        """Yield the whole answer at once, from a batch. After a failure, answer without batching."""
+        """Yield the whole answer at once, from a batch. If the batch fails, answer the question on its own."""
         with suppress(BatchError):
-            answer, progress.usage = await self._batcher.answer(key, rag, question)
+            answer, progress.usage = await self._batcher.answer(batch_key, rag, question)
             progress.finish(answer)
             question.check()
             yield answer.text
@@ -311,7 +310,7 @@ async def _sum_usage(progress: AnswerProgress, rag: AdaptiveRAG) -> dict[str, in
 
 
 def _wants_usage(body: Mapping[str, Any]) -> bool:
-    """Return whether a stream shall end with the tokens."""
+    """Return whether the client wants the token counts (`usage`) at the end of a stream."""
     options = body.get("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 
@@ -319,7 +318,7 @@ def _wants_usage(body: Mapping[str, Any]) -> bool:
 def _list_ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what has no effect on the answer: unknown fields, and system messages.
 
-    A gate was measured with the prompts of knowgate, so a system message is not added to them.
+    System messages are ignored, because gates are measured with knowgate's own prompts only.
     """
     names = sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS)
     if any(message["role"] in ("system", "developer") for message in body["messages"]):

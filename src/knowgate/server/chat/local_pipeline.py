@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -22,12 +22,7 @@ from knowgate.models.backend import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.question_state import QuestionState
 from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate
-from knowgate.server.chat.gate_service import (
-    REPEATED_FAILURES,
-    GateService,
-    describe_error,
-    make_fallback_decision,
-)
+from knowgate.server.chat.gate_service import REPEATED_FAILURES, GateService, describe_error, make_fallback_decision
 from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
@@ -47,7 +42,7 @@ class BatchError(Exception):
 
 @dataclass
 class PendingQuestion:
-    """Question that waits for the next batch. `owner` is the API key, `answer` receives the result."""
+    """Question that waits for the next batch. `owner` is the name of its API key, `answer` receives the result."""
 
     question: Question
     owner: str
@@ -56,18 +51,25 @@ class PendingQuestion:
 
 @dataclass
 class QuestionBatcher:
-    """Queue that answers simultaneous questions in one batch.
+    """Queue that answers simultaneous questions in one batch. API keys get equal shares of a batch.
 
-    Only questions with the same key, i.e. the same pipeline, share a batch. API keys get equal shares.
+    Attributes:
+        max_batch_size: Maximum number of questions in a batch.
+        wait_seconds: Time that the first question of a batch waits for further ones.
     """
 
     max_batch_size: int = MAX_BATCH_SIZE
     wait_seconds: float = BATCH_WAIT_SECONDS
-    _queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)
+    _queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)  # by batch key
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)  # asyncio keeps only weak references to tasks
 
-    async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> tuple[Answer, TokenUsage]:
-        """Answer a question in a batch with other questions of the same key.
+    async def answer(self, batch_key: Hashable, rag: AdaptiveRAG, question: Question) -> tuple[Answer, TokenUsage]:
+        """Answer a question in a batch with other questions.
+
+        Args:
+            batch_key: Only questions with an equal batch key can share a batch. Their pipelines must be the same.
+            rag: The pipeline.
+            question: The question.
 
         Returns:
             The answer, and the tokens of all calls to the LLM.
@@ -76,31 +78,34 @@ class QuestionBatcher:
             BatchError: The batch failed.
         """
         pending = PendingQuestion(question, CLIENT.get(), asyncio.get_running_loop().create_future())
-        if key in self._queues:
-            self._queues[key].append(pending)
+        if batch_key in self._queues:
+            self._queues[batch_key].append(pending)
         else:
-            self._queues[key] = [pending]
-            task = asyncio.ensure_future(self._run_batches(key, rag))
+            self._queues[batch_key] = [pending]
+            task = asyncio.ensure_future(self._run_batches(batch_key, rag))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return await pending.answer
 
-    async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
-        """Answer the waiting questions with this key, batch by batch."""
+    async def _run_batches(self, batch_key: Hashable, rag: AdaptiveRAG) -> None:
+        """Answer the waiting questions with this batch key, batch by batch, until none is left."""
         try:
             await asyncio.sleep(self.wait_seconds)
-            while queue := self._queues[key]:
+            while queue := self._queues[batch_key]:
                 waiting = _order_fairly(queue)
                 batch = waiting[: self.max_batch_size]
                 queue[:] = waiting[self.max_batch_size :]
                 if batch:
-                    CLIENT.set(batch[0].owner)  # this task has a context of its own
+                    CLIENT.set(batch[0].owner)  # the LLM lets API keys take turns, and counts the batch for this one
                     await self._run_batch(rag, batch)
         finally:
-            del self._queues[key]
+            del self._queues[batch_key]
 
     async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
-        """Answer a batch of questions, and set the results or errors of their futures."""
+        """Answer a batch of questions, and set the results or errors of their futures.
+
+        The batch is stopped as soon as the clients of all its questions have disconnected.
+        """
         work = asyncio.ensure_future(_answer_batch(rag, [pending.question for pending in batch]))
 
         def stop_if_unwanted(_: object) -> None:
@@ -146,11 +151,11 @@ async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[li
 
 @dataclass(frozen=True)
 class TracedQuestion(Question):
-    """Question of a request.
+    """Question with the trace of its request.
 
     Attributes:
         trace: Trace of the request. Failed stages are noted in it.
-        errors: Gets the error for the client if the request must not be answered.
+        errors: The error for the client, if the request must not be answered. Otherwise empty.
     """
 
     trace: RequestTrace = field(default_factory=RequestTrace)
@@ -180,50 +185,50 @@ class GuardedStageRunner(StageRunner):
         self.loop = loop
 
     def decide(self, gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
-        """Let the gate decide on each question. Questions for which it fails are retrieved."""
+        """Let the gate decide on each question. If it fails or its circuit breaker is open, the question retrieves."""
         if isinstance(gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
             apply_gate(gate, threshold, states)
             return
         breakers = {owner: self.gate_service.gate_breakers.get(owner) for owner in map(_get_owner, states)}
         usable = {owner: breaker for owner, breaker in breakers.items() if breaker.try_acquire()}
-        self._fall_back(
-            gate, threshold, [state for state in states if _get_owner(state) not in usable], REPEATED_FAILURES
-        )
+        rejected_states = [state for state in states if _get_owner(state) not in usable]
+        self._fall_back(gate, threshold, rejected_states, REPEATED_FAILURES)
         states = [state for state in states if _get_owner(state) in usable]
         if not states:
             return
-        copies = [replace(state, notes=[]) for state in states]  # an abandoned gate may still change them
-        outcome = CircuitBreaker.record_cancellation
+        report_outcome = CircuitBreaker.record_cancellation  # if the gate is stopped, or if it decides again
+        decides_again = False
         try:
-            self._run_gate(gate, partial(apply_gate, gate, threshold, copies))
-            for state, copy in zip(states, copies, strict=True):
-                state.decision, state.max_rounds = copy.decision, copy.max_rounds
-                state.notes += copy.notes
-            outcome = CircuitBreaker.record_success
+            self._run_gate(gate, threshold, states)
+            report_outcome = CircuitBreaker.record_success
         except StopError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the gate raises, the questions are answered
-            reason = describe_error(error, self.gate_service.timeout)
-            if len(states) == 1 or isinstance(error, TimeoutError):
-                outcome = CircuitBreaker.record_failure
-                self._fall_back(gate, threshold, states, reason)
-                return
+            decides_again = len(states) > 1 and not isinstance(error, TimeoutError)
+            if not decides_again:
+                report_outcome = CircuitBreaker.record_failure
+                self._fall_back(gate, threshold, states, describe_error(error, self.gate_service.timeout))
         finally:
             for breaker in usable.values():
-                outcome(breaker)
-        if outcome is CircuitBreaker.record_cancellation:  # one bad question must not fail the others
+                report_outcome(breaker)
+        if decides_again:  # on each question on its own, because one bad question must not fail the others
             for state in states:
                 self.decide(gate, threshold, [state])
 
-    def _run_gate(self, gate: Gate, work: Callable[[], None]) -> None:
-        """Run the gate: here if it only computes something, otherwise in its own thread, with the time limit."""
+    def _run_gate(self, gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
+        """Let the gate decide: here if it only computes something, otherwise in its own thread, with the time limit."""
+        copies = [replace(state, notes=[]) for state in states]  # a gate that is too slow may still change these later
+        work = partial(apply_gate, gate, threshold, copies)
         if gate.is_pure:
             work()
         else:
             self._wait(self.gate_service.run_in_gate_thread(work))
+        for state, copy in zip(states, copies, strict=True):
+            state.decision, state.max_rounds = copy.decision, copy.max_rounds
+            state.notes += copy.notes
 
     def _fall_back(self, gate: Gate, threshold: float, states: Sequence[QuestionState], reason: str) -> None:
-        """Decide to retrieve, because the gate failed for this reason."""
+        """Decide to retrieve, because the gate failed for this reason. Without a retriever, decide not to."""
         for state in states:
             self.gate_service.report_failed_gate(_get_question(state).trace, reason)
             decision = make_fallback_decision(gate, threshold, reason)
@@ -237,34 +242,37 @@ class GuardedStageRunner(StageRunner):
         await asyncio.gather(*(self._search(stage, state, search) for state in states))
 
     async def _search(self, stage: RetrievalStage, state: QuestionState, search: SearchFunction) -> None:
-        """Search for one question, as for a request to an upstream."""
+        """Search for one question, and add the passages to its state. A failure is noted in the trace of the question."""
 
         def search_copy(retriever: Retriever) -> QuestionState:
-            # An abandoned search goes on, so it gets a state of its own.
+            # A search that is too slow goes on in its thread, so it gets a state of its own.
             copy = replace(state, notes=[], seconds={})
             search(replace(stage, retriever=retriever), [copy])
             return copy
 
-        question, trace = _get_question(state), RequestTrace()
-        CLIENT.set(question.trace.owner)  # this task has a context of its own
-        copy = None
+        question = _get_question(state)
+        search_trace = RequestTrace()
+        CLIENT.set(question.trace.owner)  # searches of API keys take turns; this task has a context of its own
+        found = None
         try:
-            copy = await self.gate_service.run_search(search_copy, stage.retriever, trace)
-        except ApiError as error:
+            found = await self.gate_service.run_search(search_copy, stage.retriever, search_trace)
+        except ApiError as error:  # the server is strict
             question.errors.append(error)
-            state.is_computed = True  # the LLM need not answer
-        question.trace.degraded += trace.degraded
-        seconds = {stage: ms / 1000 for stage, ms in trace.milliseconds.items()} if copy is None else copy.seconds
+            state.is_computed = True  # so that the LLM does not answer
+        question.trace.degraded += search_trace.degraded
+        if found is None:  # the search failed, but took time
+            seconds = {name: milliseconds / 1000 for name, milliseconds in search_trace.milliseconds.items()}
+        else:
+            seconds = found.seconds
+            state.passages = found.passages
+            state.notes += found.notes
         for name, value in seconds.items():
             state.seconds[name] = state.seconds.get(name, 0.0) + value
-        if copy is not None:
-            state.passages = copy.passages
-            state.notes += copy.notes
 
     def arbitrate(
         self, arbiter: Arbiter, states: Sequence[QuestionState], pairs: Sequence[AnswerPair]
     ) -> Sequence[ArbiterChoice | None]:
-        """Let the arbiter choose an answer to each question. If it fails, choose those with passages."""
+        """Let the arbiter choose an answer to each question. If it fails, return None, which means those with passages."""
         try:
             return self._wait(self.gate_service.run_in_gate_thread(partial(choose_answers, arbiter, pairs)))
         except StopError:

@@ -45,8 +45,11 @@ class UngatedRequest:
     reason: str
 
 
-def find_upstream_tools(body: Mapping[str, Any]) -> UngatedRequest | None:
-    """Return a reason not to gate a request whose tools the upstream runs. A second answer would run them twice."""
+def check_upstream_tools(body: Mapping[str, Any]) -> UngatedRequest | None:
+    """Return why no gate can decide, if the upstream runs tools of the request. None if it runs none.
+
+    Such tools would run twice: once for the draft, and once for the answer with passages.
+    """
     tools = body.get("tools")
     types = [tool.get("type") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     if body.get("web_search_options") is None and all(kind in CLIENT_TOOL_TYPES for kind in types):
@@ -58,7 +61,7 @@ def find_upstream_tools(body: Mapping[str, Any]) -> UngatedRequest | None:
 
 
 def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Question | UngatedRequest:
-    """Return the last message of a chat as a question. Earlier messages are not needed to understand it.
+    """Turn the last message of a chat into a question that can be understood without the earlier messages.
 
     Args:
         model: The LLM that rewrites follow-up questions.
@@ -154,13 +157,12 @@ def _format_passage(number: int, passage: Passage) -> str:
     if passage.title and not text.startswith(passage.title):
         text = f"{passage.title}\n{text}"
     # Title and text are escaped together, because a tag could begin in the title and end in the text.
-    escaped = _escape_tags({"text": text})
-    return f'<passage id="{number}">\n{escaped["text"]}\n</passage>'
+    return f'<passage id="{number}">\n{_escape_tags(text)}\n</passage>'
 
 
-def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
+def _escape_tags(text: str) -> str:
     """Put a space after "<" in tags such as </passage>. This prevents faked ends of passages."""
-    return {name: _compile_tag_pattern().sub(lambda match: f"{match[0]} ", text) for name, text in texts.items()}
+    return _compile_tag_pattern().sub(lambda match: f"{match[0]} ", text)
 
 
 @cache
@@ -211,7 +213,7 @@ def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question 
 def _insert_into_prompt(
     body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
-    """Put passages before the prompt. A completion request has no other place."""
+    """Put passages before the prompt. `placement` is ignored, because a completion request has no other place."""
     prompt = body["prompt"]
     block = format_passages(passages, templates.detect_language(prompt), cites=cites and not wants_json(body))
     return {**body, "prompt": _prepend_text(block, prompt)}
@@ -255,9 +257,12 @@ def _add_documents(body: Mapping[str, Any], passages: Sequence[Passage]) -> dict
     if not isinstance(own_documents, list):
         message = "the field 'documents' must be a list, because passages are added to it."
         raise ApiError(400, message, "invalid_type")
-    documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
-    escaped = [templates.escape_values("", _escape_tags(document)) for document in documents]
-    return {**body, "documents": [*own_documents, *escaped]}
+    documents = []
+    for passage in passages:
+        fields = {"id": passage.id, "title": passage.title, "text": passage.text}
+        # Without a template (""), `escape_values` escapes only chat markers.
+        documents.append(templates.escape_values("", {name: _escape_tags(text) for name, text in fields.items()}))
+    return {**body, "documents": [*own_documents, *documents]}
 
 
 def _insert_into_input(

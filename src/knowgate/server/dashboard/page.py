@@ -65,9 +65,9 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
         "model": service.model_label,
         "retriever": rag.retriever.name if rag.retriever else None,
         "stale": service.gate_service.staleness,
-        "constant": describe_constant(rag.gate, rag.used_threshold),
+        "constant": describe_constant(rag.gate, rag.used_threshold),  # whether the gate always decides the same
         "guarantee": guarantee,
-        "promise": guarantee,
+        "promise": guarantee,  # the same under its former name, for earlier clients
         "breakers": {breaker.name: breaker.state for breaker in service.breakers},
         "keeps_texts": service.recent.stores_texts,
         "takes_feedback": service.decision_log is not None,

@@ -41,7 +41,7 @@ from knowgate.types import Passage, Question
 
 log = logging.getLogger(__name__)
 
-FINISH_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
+COMPLETE_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
 MAX_RESPONSE_BYTES = 1 << 20  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = (
@@ -91,7 +91,7 @@ class StreamText:
         if text:
             self.pieces.append(text)
         is_last_event = event_type in ("response.completed", "response.incomplete")
-        is_last_chunk = choice.get("finish_reason") in FINISH_REASONS
+        is_last_chunk = choice.get("finish_reason") in COMPLETE_REASONS
         if is_last_event or is_last_chunk:
             self.is_complete = True
 
@@ -141,7 +141,7 @@ def cut_optional_answer(answer: str | None) -> str | None:
 
 
 def extract_answer(response: Response) -> str | None:
-    """Return the answer text of a response without streaming, or None. A tool call has no text."""
+    """Return the answer text of a response that is not streamed, or None. A tool call has no text."""
     if response.status_code != 200 or len(response.body) > MAX_RESPONSE_BYTES:
         return None
     try:
@@ -149,9 +149,9 @@ def extract_answer(response: Response) -> str | None:
     except (ValueError, RecursionError):
         return None
     choice = _get_only_choice(body)
-    if choice.get("finish_reason") in FINISH_REASONS:
+    if choice.get("finish_reason") in COMPLETE_REASONS:  # a chat has a "message", a completion has a "text"
         return _get_content(choice.get("message")) or _as_text(choice.get("text")) or None
-    return _extract_response_text(body) or None
+    return _extract_response_text(body) or None  # the Responses API has no choices
 
 
 def _get_only_choice(body: Any) -> Mapping[str, Any]:
@@ -230,7 +230,7 @@ class CounterfactualAnswerer:
         async with asyncio.timeout(self.timeout):
             if self.forwarder is None:
                 return await self._answer_in_process(question, retrieve=False)
-            return await self._answer_upstream(self.forwarder, request, ())
+            return await self._answer_upstream(self.forwarder, request, passages=())  # `request` has the question
 
     async def compare(self, request: ClientRequest, question: str, closed_answer: str, open_answer: str) -> bool:
         """Ask the LLM of the upstream whether two answers mean the same. Needs an upstream.
@@ -289,7 +289,9 @@ def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:
 
 
 def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str, Any]) -> KnowledgeLabel | None:
-    """Label a question as known or unknown to the LLM, by user feedback. The answer without passages counts.
+    """Label a question as known or unknown to the LLM, by user feedback.
+
+    The label says whether the answer without passages is right. A correction takes precedence over a rating.
 
     Args:
         rating: "up" or "down".
@@ -303,9 +305,9 @@ def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str,
     closed_answer, open_answer = answers.get("closed"), answers.get("opened")
     if correction and closed_answer is not None:
         return label_by_agreement(closed_answer, correction)
-    if not answers.get("retrieved"):
+    if not answers.get("retrieved"):  # the rating is about the answer without passages
         return KnowledgeLabel.KNOWN if rating == "up" else KnowledgeLabel.UNKNOWN
-    if rating == "up" and closed_answer is not None and open_answer is not None:
+    if rating == "up" and closed_answer is not None and open_answer is not None:  # the answer with passages is right
         return label_by_agreement(closed_answer, open_answer)
     return None
 
@@ -339,10 +341,15 @@ class HistoryLabeler:
 
 
 def delete_from_history(history: TrafficLog | None, question: str | None, is_admin: bool) -> tuple[int, bool]:
-    """Delete a question from the history. Only admin keys may do this. None means an unknown question.
+    """Delete a question from the history. Only admin keys may do this.
+
+    Args:
+        history: The history, if there is one.
+        question: The question, or None if its text was not stored.
+        is_admin: Whether the API key may delete from the history.
 
     Returns:
-        The number of deleted entries, and whether it is certain that the history does not have the question now.
+        The number of deleted entries, and whether the question is certainly not (or no longer) in the history.
     """
     if history is None:
         return 0, True
@@ -351,7 +358,7 @@ def delete_from_history(history: TrafficLog | None, question: str | None, is_adm
     history.flush()  # so that entries that are not yet written are found, too
     try:
         ids = history.store.find_ids(question_key(question))
-        if not is_admin:
+        if not is_admin:  # nothing is deleted, but the caller learns whether an entry is left behind
             return 0, not ids
         return history.store.forget(ids=ids), True
     finally:

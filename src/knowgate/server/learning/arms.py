@@ -44,7 +44,9 @@ class ExperimentArm:
     _shadow_pipelines: dict[str, AdaptiveRAG] = field(default_factory=dict)
 
     def get_pipeline(self, shadow: str) -> AdaptiveRAG:
-        """Return the pipeline of this arm. In shadow mode, it always retrieves. The cache lets requests share a batch.
+        """Return the pipeline of this arm. In shadow mode, it always retrieves.
+
+        Shadow pipelines are cached, because only requests with the same pipeline object can be answered in one batch.
 
         Args:
             shadow: The reason for shadow mode, such as that the gate is only tried out, or "" to follow the gate.
@@ -86,32 +88,32 @@ class Experiment:
         """
         if options.gate_name:
             return options
-        key = body.get("user") or trace.id
-        name = options.arm or ("b" if hash_to_unit("arm", key) < self.share_b else "a")
-        # A request with another threshold, filter or maximum loss says nothing about the arm, so it is not counted. Those
-        # that name their gate are no random sample, which a comparison of two gates needs.
+        user = body.get("user") or trace.id
+        name = options.arm or ("b" if hash_to_unit("arm", user) < self.share_b else "a")
+        # A request with another threshold, filter or maximum loss says nothing about the arm, so it is not counted. Requests
+        # that name the gate of the server are not a random sample, which a comparison of two gates needs.
         is_sample = not (options.arm and self.share_b)
         trace.arm = name if options.is_default and is_sample else ""
-        trace.mode, shadow = self._choose_mode(self.arms[name], key, trace.owner)
+        trace.mode, shadow = self._choose_mode(self.arms[name], user, trace.owner)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")
         return replace(options, arm=name, shadow=shadow)
 
-    def _choose_mode(self, arm: ExperimentArm, key: str, owner: str) -> tuple[str, str]:
+    def _choose_mode(self, arm: ExperimentArm, user: str, api_key_name: str) -> tuple[str, str]:
         """Choose whether the server follows the gate for a request, or always retrieves.
 
         Args:
             arm: The gate, with the monitor of its losses.
-            key: Identifies the user. All requests of a user are treated alike.
-            owner: Name of the API key. An alarm may concern one key only.
+            user: The user, or the id of a request without a user. All requests of a user are treated alike.
+            api_key_name: Name of the API key. An alarm may concern one key only.
 
         Returns:
-            A mode and its reason. ("", "") follows the gate. In the other modes, the server retrieves: "alarm" (the gate
-            changes too many answers), "shadow" (all requests retrieve), "canary" (all but a share of them retrieve).
+            A mode and its reason. Both are "" if the server follows the gate. In the other modes, it retrieves: "alarm"
+            (the gate changes too many answers), "shadow" (all requests retrieve), "canary" (all but a share retrieve).
         """
-        if alarm := arm.monitor.get_alarm(owner):
+        if alarm := arm.monitor.get_alarm(api_key_name):
             return "alarm", f"the alarm is on ({alarm})"
         if not self.canary:
             return "shadow", SHADOW_REASON
-        is_canary = hash_to_unit("canary", key) < self.canary
+        is_canary = hash_to_unit("canary", user) < self.canary
         return ("", "") if is_canary else ("canary", CANARY_REASON)

@@ -77,12 +77,13 @@ class AuditStore:
         self._last_number = 0
 
     def read_all(self) -> list[AuditRecord]:
-        """Return all stored audits. Blocks, so call it only while the server starts."""
+        """Return all stored audits. This blocks the event loop, so call it only before the server starts."""
         return self._decisions.run_blocking(self._fetch_new)
 
     def list_recent_ages(self) -> list[float]:
-        """Return the ages in seconds of all audits in the last hour. Blocks, so only for the startup."""
+        """Return the age in seconds of each audit of the last hour. This blocks the event loop, as `read_all` does."""
         now = time.time()
+        # A row of the kind CLEARED is no audit, but says that an alarm was cleared.
         query, values = "SELECT at FROM audits WHERE at > ? AND kind <> ?", (now - HOUR_SECONDS, CLEARED)
         rows = self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))
         return [max(0.0, now - row[0]) for row in rows]
@@ -95,8 +96,8 @@ class AuditStore:
         """
 
         def insert(store: Store) -> list[AuditRecord]:
-            # With this lock, no process deletes the decision meanwhile. It also makes rows visible in the order of their
-            # numbers, so a process that reads on from the last number that it has seen misses none.
+            # With this lock, no process deletes the decision meanwhile. Also, rows become visible in the order of their
+            # numbers, so a process that continues after the last number that it has read misses no row.
             with store.transaction(WRITE_LOCK) as transaction:
                 row = transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (audit.decision,)).fetchone()
                 stored = audit if row is not None else replace(audit, closed=None, opened=None)
@@ -168,11 +169,11 @@ class AuditJob:
 
     @property
     def may_have_changed_answer(self) -> bool:
-        """Whether skipping retrieval may have changed the answer. In shadow mode, a would-be skip counts, too."""
+        """Whether the gate or the arbiter may have changed the answer. In shadow mode, a would-be skip counts, too."""
         decision, choice = self.trace.decision, self.trace.choice
-        would_skip = decision is not None and (not decision.retrieve or DecisionNote.WOULD_SKIP in decision.notes)
-        sent_draft = choice is not None and choice.is_closed_book
-        return would_skip or sent_draft
+        skips = decision is not None and (not decision.retrieve or DecisionNote.WOULD_SKIP in decision.notes)
+        sent_draft = choice is not None and choice.is_closed_book  # the arbiter preferred the answer without passages
+        return skips or sent_draft
 
 
 @dataclass
@@ -270,7 +271,7 @@ class Auditor:
             self.pending_count += 1
         except asyncio.QueueFull:
             self.on_result(job.arm.name, "dropped")
-            self.release(job.trace.owner)
+            self.release(job.trace.owner)  # the calls that were reserved for this audit
 
     async def _run_jobs(self, queue: asyncio.Queue[AuditJob]) -> None:
         """Run the audits of one API key one after the other, until the task is canceled."""
@@ -279,7 +280,7 @@ class Auditor:
             try:
                 await self._audit(job)
             except Exception as error:  # noqa: BLE001 - the next audit may succeed
-                # The whole message of a KnowgateError can quote the question.
+                # Only the message of an ApiError is logged in full, because other messages can quote the question.
                 reason = str(error) if isinstance(error, ApiError) else describe_error(error, self.answerer.timeout)
                 log.warning("An audit failed: %s", reason)
                 await self._store_failure(job)
@@ -289,26 +290,28 @@ class Auditor:
     async def _audit(self, job: AuditJob) -> None:
         """Compare the answers with and without passages, and store whether they differ.
 
-        The loss is 1 if skipping retrieval changed the answer. A client that got the answer with passages lost nothing.
+        For a client that got the answer with passages, nothing can have changed, which is stored at once. Then the answers
+        are compared only if that gives a label (whether the LLM knows the answer).
         """
         kind = LOSS
         if not job.may_have_changed_answer:
             await self._store_result(job, LOSS, 0.0)
-            kind = LABEL  # comparing the answers can still give a label
+            kind = LABEL
             if not self._can_label(job):
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:
             await self._store_failure(job)
             return
-        lost = float(await self._answers_differ(job, closed_answer, open_answer))
-        self.recent.update(job.trace.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
-        await self._store_label(job, KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN)
-        await self._store_result(job, kind, lost, closed_answer, open_answer)
+        changed = float(await self._answers_differ(job, closed_answer, open_answer))
+        self.recent.update(job.trace.id, {"closed": closed_answer, "opened": open_answer, "lost": changed})
+        await self._store_label(job, KnowledgeLabel.UNKNOWN if changed else KnowledgeLabel.KNOWN)
+        await self._store_result(job, kind, changed, closed_answer, open_answer)
 
     def _can_label(self, job: AuditJob) -> bool:
         """Return whether a request that was answered with passages can give a label."""
         stores_labels = self.labeler.history is not None and job.trace.shares_labels
+        # A missing answer without passages is generated only for a label that is stored.
         return job.open_answer is not None and (job.closed_answer is not None or stores_labels)
 
     async def _store_label(self, job: AuditJob, label: KnowledgeLabel) -> None:
@@ -318,7 +321,7 @@ class Auditor:
             self.labeler.add(job.question, label, LabelSource.AGREEMENT)
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
-        """Return the answers without and with passages. Generate the missing one, or None after a failure."""
+        """Return the answers without and with passages, and generate the missing one. None means that this failed."""
         closed_answer, open_answer = job.closed_answer, job.open_answer
         if open_answer is None:
             job.call_count += 1
@@ -338,26 +341,26 @@ class Auditor:
         return not await self.answerer.compare(job.request, job.question, closed_answer, open_answer)
 
     async def _store_result(
-        self, job: AuditJob, kind: str, lost: float, closed: str | None = None, opened: str | None = None
+        self, job: AuditJob, kind: str, changed: float, closed: str | None = None, opened: str | None = None
     ) -> None:
-        """Store the result of an audit, and add it to the monitor of its gate.
+        """Store the result of an audit, and add it to the monitor of its gate. Answers are stored only if texts may be.
 
         Args:
             job: The audited request.
             kind: "loss" or "label", as in `AuditRecord`.
-            lost: 1 if the answer that was sent differs from the answer with passages, otherwise 0.
-            closed: The answer without passages. Answers are stored only if the server may store texts.
-            opened: The answer with passages.
+            changed: 1 if the answers without and with passages differ, otherwise 0.
+            closed: The answer without passages, if it was compared.
+            opened: The answer with passages, if it was compared.
         """
         assert self.store is not None
         if not self.recent.stores_texts:
             closed, opened = None, None
         self.on_result(job.arm.name, kind)
-        record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, kind, lost, closed, opened, job.trace.owner)
+        record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, kind, changed, closed, opened, job.trace.owner)
         self._apply(await self.store.add(record))
 
     async def _store_failure(self, job: AuditJob) -> None:
-        """Count an audit without a result, and store it. Audits only for a label are not stored."""
+        """Count an audit without a result. Store it, unless it was made only to get a label."""
         self.on_result(job.arm.name, FAILED)
         if self.store is not None and job.may_have_changed_answer:
             record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, FAILED, owner=job.trace.owner)
@@ -401,16 +404,16 @@ class Auditor:
         log.warning("The alarm of arm %s was cleared. Its audits start again from zero.", arm_name)
 
     def _apply(self, audits: Sequence[AuditRecord]) -> None:
-        """Add stored audits to the monitors of their gates. `scope` identifies the gate, LLM, index and so on."""
+        """Add stored audits to the monitors of their gates. The scope of an audit identifies its gate, LLM, index and so on."""
         arms = self.experiment.arms
+        is_only_arm = len(arms) == 1  # then audits of the same gate count, even if it was arm "b" before
         for arm in arms.values():
-            is_only_arm = len(arms) == 1
             own_audits = [item for item in audits if item.scope == arm.scope and (is_only_arm or item.arm == arm.name)]
             _update_monitor(arm, own_audits)
 
 
 def _update_monitor(arm: ExperimentArm, audits: Sequence[AuditRecord]) -> None:
-    """Add stored audits to the monitor of a gate. Log new alarms, but none that a later row has cleared."""
+    """Add stored audits to the monitor of a gate. Then log new alarms, unless one of the audits has cleared them."""
     monitor = arm.monitor
     owners = {audit.owner or "" for audit in audits}
     owners_without_alarm = sorted(owner for owner in owners if not monitor.get_alarm(owner))
@@ -422,12 +425,12 @@ def _update_monitor(arm: ExperimentArm, audits: Sequence[AuditRecord]) -> None:
         log.error("Alarm for gate %s: %s. All requests retrieve until the alarm is cleared.", arm.gate_spec, alarm)
     for owner in owners_without_alarm:
         key_alarm = monitor.get_alarm(owner)
-        if key_alarm not in ("", alarm):
+        if key_alarm not in ("", alarm):  # the alarm for all keys was logged above
             log.error("Alarm for gate %s: %s. All requests of this API key retrieve.", arm.gate_spec, key_alarm)
 
 
 def _add_to_monitor(monitor: LossMonitor, audit: AuditRecord) -> None:
-    """Add a stored audit to the statistics of a gate, or discard them if the row says that the alarm was cleared."""
+    """Add a stored audit to the statistics of a gate. A record of the kind CLEARED resets the statistics instead."""
     if audit.kind == CLEARED:
         monitor.reset_loss()
     elif audit.kind == FAILED:

@@ -79,7 +79,7 @@ class TrafficLearner:
             await asyncio.to_thread(self.labeler.history.close)
 
     def observe(self, response: Response, trace: RequestTrace) -> None:
-        """Learn from a request before its response is sent. The answer is captured while being sent."""
+        """Learn from a request. Call this before its response is sent, because the answer is captured while it is sent."""
         if trace.decision is None or trace.question is None or response.status_code != 200:
             return
         if trace.client_request is not None and trace.client_request.body.get("echo"):
@@ -88,14 +88,16 @@ class TrafficLearner:
         if arm is not None and not trace.decision.rule:
             arm.monitor.add_distance(trace.decision.distance, trace.owner)
         sampled_arm = arm if arm is not None and self._draw_for_audit(trace) else None
-        if sampled_arm is not None or self.labeler.history is not None or self.recent.stores_texts:
+        needs_answer = sampled_arm is not None or self.labeler.history is not None or self.recent.stores_texts
+        if needs_answer:
             capture_answer(response, lambda text: self._handle_answer(trace, text, sampled_arm))
 
     def _draw_for_audit(self, trace: RequestTrace) -> bool:
         """Decide at random whether to audit a request. The choice precedes the answer, to avoid bias."""
         assert trace.decision is not None
         # During an alarm, the server always retrieves. The gate still decides, so "alarm" does not count as a failure.
-        is_gate_decision = not trace.decision.rule and not set(trace.degraded) - {"alarm"}
+        failures = set(trace.degraded) - {"alarm"}
+        is_gate_decision = not trace.decision.rule and not failures
         is_drawn = is_gate_decision and self.random.random() < self.audit_share
         return is_drawn and self.auditor.reserve(trace.owner, trace.arm)
 
@@ -120,7 +122,7 @@ class TrafficLearner:
         # Many answers are held in memory, so only what is compared of them is kept.
         closed_answer, open_answer = cut_optional_answer(closed_answer), cut_optional_answer(open_answer)
         self.recent.update(trace.id, {"closed": closed_answer, "opened": open_answer})
-        is_labeled = trace.way == "in-process"  # by the pipeline, when it answered
+        is_labeled = trace.way == "in-process"  # a pipeline in this process adds the label itself
         can_label = trace.shares_labels and not is_labeled
         if can_label and closed_answer is not None and open_answer is not None:
             self.labeler.add(trace.question, label_by_agreement(closed_answer, open_answer), LabelSource.AGREEMENT)
@@ -147,13 +149,12 @@ class TrafficLearner:
         searched_elsewhere = decision.get("only_decided") and decision.get("retrieve")
         sent_draft = (decision.get("choice") or {}).get("given") == "draft"
         sent_passages = bool(decision.get("passages")) and not sent_draft
-        answers = {**decision, "retrieved": sent_passages or searched_elsewhere}
-        label = label_by_feedback(rating, feedback.correction, answers)
-        if label is None:
+        rated_answers = {**decision, "retrieved": sent_passages or searched_elsewhere}
+        label = label_by_feedback(rating, feedback.correction, rated_answers)
+        stored = None if label is None else self.labeler.add(question, label, LabelSource.HUMAN)
+        if stored is None:
             return False
-        stored = self.labeler.add(question, label, LabelSource.HUMAN)
-        # If this request is canceled, the label is stored nevertheless.
-        return stored is not None and await asyncio.shield(asyncio.wrap_future(stored))
+        return await asyncio.shield(asyncio.wrap_future(stored))  # a canceled request does not cancel the storing
 
     def list_problems(self) -> list[str]:
         """Return the current problems with labels and audits, for GET /ready."""
@@ -186,8 +187,8 @@ def _arm_to_json(arm: ExperimentArm, audits: dict[str, int]) -> dict[str, Any]:
 def _get_full_draft(trace: RequestTrace) -> str | None:
     """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned."""
     draft, request = trace.draft, trace.client_request
-    # A streamed draft is read only as far as the gate needs it. On other paths than chats, and of an LLM in this process,
-    # a short draft is requested.
+    # A streamed draft is read only as far as the gate needs it. An LLM in this process, and other endpoints than that for
+    # chats, make short drafts anyway.
     is_short = trace.way == "in-process" or (request is not None and request.path != CHAT_PATH)
     may_be_partial = is_short or (request is not None and bool(request.body.get("stream")))
     if draft is None or (may_be_partial and not draft.finished):
@@ -242,7 +243,7 @@ def build_learner(
     on_audit: Callable[[str, str], None],
     budget: CallBudget | None = None,
 ) -> TrafficLearner | None:
-    """Build the component that learns from requests. The gate service gets its A/B test.
+    """Build the component that learns from requests, and add its A/B test to the gate service.
 
     Args:
         settings: Options of the pipeline.
@@ -266,7 +267,7 @@ def build_learner(
     experiment = _build_experiment(settings, options, gate_service)
     labeler = HistoryLabeler(gate_service.rag, gate_service.rag.log)
     if labeler.history is not None:
-        _warn_if_texts_are_not_shared(options)
+        _warn_if_questions_are_not_shared(options)
     store = AuditStore(decisions) if decisions is not None else None
     answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
     asks_llm = options.audit_compare == "llm"
@@ -281,8 +282,8 @@ def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudge
     calls_per_hour = max(1, options.audit_budget // options.workers)
     calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
     audit_ages = [] if store is None else store.list_recent_ages()
-    call_ages = sorted(audit_ages * calls_per_audit)
-    own_call_ages = call_ages[:: options.workers]
+    call_ages = sorted(audit_ages * calls_per_audit)  # each audit may have made several calls at the same time
+    own_call_ages = call_ages[:: options.workers]  # the share of this worker: every n-th call of n workers
     return CallBudget(calls_per_hour, shares=options.keys is not None, earlier_calls=own_call_ages)
 
 
@@ -355,13 +356,11 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
         gate_spec: The gate as the user names it.
         options: Options of the server.
     """
-    delta = 1 - options.confidence
-    limit = options.max_changed
-    test_delta = delta
-    if limit is None:
-        limit = _read_changed_bound(rag)
-        # The bound is wrong with probability delta / 2, so the test may be wrong with the other half of delta.
-        test_delta = delta if limit is None else delta / 2
+    delta = 1 - options.confidence  # the alarm may be wrong with this probability
+    measured_limit = None if options.max_changed is not None else _read_changed_bound(rag)
+    limit = options.max_changed if measured_limit is None else measured_limit
+    # A measured limit is itself wrong with probability delta / 2. The other half is left for the test.
+    test_delta = delta if measured_limit is None else delta / 2
     if limit is None and options.audit:
         log.warning(
             "Gate %s has no limit for changed answers, so audits raise no alarm. Set `max_changed` (a setting and a flag) to "
@@ -374,12 +373,12 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
 
 
 def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
-    """Return the maximum share of answers changed by the gate, from its calibration. None means unknown."""
-    has_own_threshold = rag.threshold is not None and rag.threshold != rag.gate.threshold
-    if not isinstance(rag.gate, FittedGate) or has_own_threshold:
+    """Return the upper bound of the share of answers changed by the gate, from its calibration. None means unknown."""
+    has_other_threshold = rag.threshold is not None and rag.threshold != rag.gate.threshold
+    if not isinstance(rag.gate, FittedGate) or has_other_threshold:
         return None
     manifest = rag.gate.artifact.manifest
-    # The results of the calibration are stored under the kind of its target: a guarantee, a budget or an accuracy.
+    # The manifest holds one calibration, under the kind of its target: a guarantee, a budget or an accuracy.
     calibrations: list[Mapping[str, Any]] = [manifest[kind] for kind in TARGET_KINDS if manifest.get(kind)]
     changed = calibrations[0].get("changed") if calibrations else None
     if not changed or describe_staleness(rag) or rag.guarantee_violations:
@@ -399,8 +398,8 @@ def _warn_if_constant(rag: AdaptiveRAG, options: ServeOptions) -> None:
         )
 
 
-def _warn_if_texts_are_not_shared(options: ServeOptions) -> None:
-    """Warn if feedback that reaches another process than the one that answered cannot become a label."""
+def _warn_if_questions_are_not_shared(options: ServeOptions) -> None:
+    """Warn if server processes do not share questions. Feedback then gives labels only in the process that answered."""
     decisions = options.decisions or ""
     has_other_processes = options.workers > 1 or is_postgres_address(decisions)
     if decisions and has_other_processes and not options.keep_questions:

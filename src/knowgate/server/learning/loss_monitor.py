@@ -24,13 +24,13 @@ class KeyAudits:
 
     Attributes:
         own_test: Tests whether too many answers of this key change. None if there is no limit.
-        others_test: Tests whether too many answers change if this key is left out. None if there is no limit.
+        test_without_key: Tests whether too many answers of all other keys change. None if there is no limit.
         count: Number of audits of this key.
         changed: Number of changed answers of this key.
     """
 
     own_test: GuaranteeTest | None
-    others_test: GuaranteeTest | None
+    test_without_key: GuaranteeTest | None
     count: int = 0
     changed: float = 0.0
 
@@ -49,7 +49,7 @@ class LossMonitor:
 
     Attributes:
         loss: Share of changed answers in all audits that have a result.
-        far: Share of questions that are far from the training questions of the gate.
+        drift: Share of questions that are far from the training questions of the gate.
         drift_test: Tests whether this share is too large.
         failed: Number of audits without a result.
     """
@@ -60,7 +60,7 @@ class LossMonitor:
 
     def __post_init__(self) -> None:
         self.reset_loss()
-        self.far = MeanConfidenceSequence(self.delta)
+        self.drift = MeanConfidenceSequence(self.delta)
         self.drift_test = GuaranteeTest(MIN_REPORTED_SHARE, self.delta)
         self._drift_tests: dict[str, GuaranteeTest] = {}  # by the name of the API key
 
@@ -87,35 +87,35 @@ class LossMonitor:
         for sequence in (self.loss, self._highest, self._lowest):
             sequence.add(changed)
         if owner not in self._keys:
-            # All audits so far belong to other keys, so the test of the others starts as a copy of the test of all.
-            self._keys[owner] = KeyAudits(self._create_test(), others_test=copy.deepcopy(self._test))
+            # All audits so far belong to other keys, so the test without this key starts as a copy of the test of all.
+            self._keys[owner] = KeyAudits(self._create_test(), test_without_key=copy.deepcopy(self._test))
         self._keys[owner].count += 1
         self._keys[owner].changed += changed
         if self._test is None:
             return
         self._test.add(changed)
         for name, audits in self._keys.items():
-            test = audits.own_test if name == owner else audits.others_test
+            test = audits.own_test if name == owner else audits.test_without_key
             if test is not None:
                 test.add(changed)
 
     def add_failure(self) -> None:
-        """Count a failed audit. The upper bound counts a changed answer, the lower bound an unchanged one."""
+        """Count a failed audit: as a changed answer for the upper bound, as an unchanged one for the lower bound."""
         self.failed += 1
         self._highest.add(1.0)
         self._lowest.add(0.0)
 
     def add_distance(self, distance: float | None, owner: str = "") -> None:
-        """Count a question. Far from the training questions of the gate, it counts as drift.
+        """Count a question, and whether it is far from the training questions of the gate.
 
         Args:
-            distance: Distance to the training questions. Above FAR_DISTANCE, which 1 % of the training questions exceed,
-                a question counts as unlike them. None if the gate does not compute it; then the question is not counted.
+            distance: Distance to the training questions. Only 1 % of the training questions themselves are farther away
+                than FAR_DISTANCE. None if the gate does not compute a distance; then the question is not counted.
             owner: Name of the API key of the request.
         """
         if distance is not None:
             key_test = self._drift_tests.setdefault(owner, GuaranteeTest(MIN_REPORTED_SHARE, self.delta))
-            for sequence in (self.far, self.drift_test, key_test):
+            for sequence in (self.drift, self.drift_test, key_test):
                 sequence.add(float(distance > FAR_DISTANCE))
 
     # --- bounds -----------------------------------------------------------------------------------
@@ -145,12 +145,12 @@ class LossMonitor:
         return f"{self._describe_violation()}{self._describe_main_key()}"
 
     def _is_confirmed_by_others(self) -> bool:
-        """Return whether too many answers change, whichever API key is left out. True on a server without keys."""
+        """Return whether too many answers still change if any single API key is left out. True on a server without keys."""
         has_keys = any(self._keys)  # without keys, the only name is ""
         if not has_keys:
             return True
-        others_tests = [audits.others_test for audits in self._keys.values()]
-        return all(test is not None and test.is_violated for test in others_tests)
+        tests = [audits.test_without_key for audits in self._keys.values()]
+        return all(test is not None and test.is_violated for test in tests)
 
     def _describe_violation(self, subject: str = "") -> str:
         """Return the message about too many changed answers.
@@ -163,8 +163,9 @@ class LossMonitor:
     def _describe_main_key(self) -> str:
         """Name the API key with the most changed answers. Example: " (most of them for key 'anna': 7 of 9)"."""
         name = max(self._keys, key=lambda key: self._keys[key].changed)
-        audits = self._keys[name]
-        return f" (most of them for key '{name}': {audits.changed:g} of {self.loss.total:g})" if name else ""
+        if not name:  # requests without a key
+            return ""
+        return f" (most of them for key '{name}': {self._keys[name].changed:g} of {self.loss.total:g})"
 
     def get_alarm(self, owner: str) -> str:
         """Return why an API key must retrieve, or "". Its own alarm comes first, then the alarm for all."""
@@ -185,7 +186,7 @@ class LossMonitor:
         return {"loss": self._describe_loss(), "drift": self._describe_drift()}
 
     def _describe_loss(self) -> dict[str, Any]:
-        """Return how many audited answers changed, in all and for each API key."""
+        """Return how many answers were audited (`drawn`) and changed (`lost`), the bounds, and the alarm."""
         return {
             "drawn": self.loss.n,
             "lost": self.loss.total,
@@ -201,21 +202,21 @@ class LossMonitor:
         }
 
     def _describe_keys(self) -> dict[str, Any]:
-        """Return how many audited answers of each key changed."""
+        """Return how many answers of each API key were audited (`drawn`) and changed (`lost`), and its alarm."""
         key_alarms = self.key_alarms
         return {
             name: {"drawn": audits.count, "lost": audits.changed, "alarm": key_alarms.get(name, "")}
             for name, audits in self._keys.items()
-            if name
+            if name  # "" stands for requests without a key
         }
 
     def _describe_drift(self) -> dict[str, Any]:
-        """Return how many questions were unusual, and the keys that send too many of them."""
+        """Return the share of unusual questions with its bounds, and the API keys that send too many of them."""
         return {
-            "questions": self.far.n,
-            "mean": self.far.mean,
-            "low": self.far.low,
-            "high": self.far.high,
+            "questions": self.drift.n,
+            "mean": self.drift.mean,
+            "low": self.drift.low,
+            "high": self.drift.high,
             "drifted": self.drift_test.is_violated,
             "keys": sorted(name for name, test in self._drift_tests.items() if name and test.is_violated),
         }

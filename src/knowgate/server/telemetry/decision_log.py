@@ -64,7 +64,7 @@ class DecisionRow:
         at: Start of the request, in seconds since 1970.
         question: The question, if its text is stored.
         key_text: The question, if its key is stored.
-        source_texts: The chat messages behind the question, if their keys are stored.
+        source_texts: The chat messages from which the question was made, if their keys are stored.
     """
 
     id: str
@@ -157,8 +157,8 @@ class DecisionLog:
             record: The decision, as a JSON object.
             question: The question. Its text is stored only with the option `stores_questions`.
             owner: Name of the API key of the request.
-            seconds: Age of the request. If a client deletes the decisions on a question while a request with this
-                question runs, the decision on the request is not stored either.
+            seconds: Age of the request. The decision is dropped if a client has deleted the decisions on its question
+                since the request began.
             source_questions: The messages from which the question of a follow-up was made. A client can delete the
                 decision by giving any of them.
 
@@ -184,7 +184,7 @@ class DecisionLog:
             self._count_loss("queue full", 1)
             commit = Future()
             commit.set_exception(KnowgateError("too many decisions are waiting to be written."))
-        elif is_first:  # this call also writes the decisions that are queued until it starts
+        elif is_first:  # later rows need no call of their own: a write takes all rows that are queued when it starts
             self._thread.submit(self._write_pending)
         return commit
 
@@ -192,10 +192,10 @@ class DecisionLog:
         """Write all queued decisions in one transaction. If the file is locked, try again later."""
         with self._lock:
             rows, self._pending = self._pending, []
-            commit, self._commit = self._commit, Future()
+            commit, self._commit = self._commit, Future()  # the callers of `append` for these rows have `commit`
             self._n_writing = len(rows)
         if not commit.set_running_or_notify_cancel():
-            commit = Future()  # the shared future was cancelled, so nobody waits for it
+            commit = Future()  # the shared future was cancelled, so set the result of another one, which nobody reads
         for row in rows:  # computed now, because the transaction locks the log for other processes
             _ = row.question_key, row.source_keys
         try:
@@ -213,7 +213,7 @@ class DecisionLog:
         with self._lock:
             self._n_writing = 0
             is_kept = is_locked(error) and not self._is_closing
-            needs_attempt = is_kept and not self._pending  # otherwise the next attempt is already scheduled
+            needs_attempt = is_kept and not self._pending  # otherwise newer decisions have scheduled an attempt
             if is_kept:
                 self._pending[:0] = rows
         if needs_attempt:
@@ -287,7 +287,7 @@ class DecisionLog:
         Returns:
             Ids of the deleted decisions.
         """
-        # Another process may be about to write the decision, so wait for it first.
+        # Another process may be about to write the decision, so wait until it is found. Then search again and delete.
         await self._retry(lambda store: find_ids_and_owners(store, id, question))
         return await self.run(lambda store: delete_decisions(store, id, question, owner))
 
@@ -298,7 +298,10 @@ class DecisionLog:
         return [Deletion(*row) for row in rows]
 
     async def has_unfindable(self, owner: str | None) -> bool:
-        """Return whether some decisions cannot be found by their question. Owner None means all API keys."""
+        """Return whether there are decisions that a deletion by question misses. Owner None means all API keys.
+
+        Either their question was not stored, or an earlier version did not store from which messages it was made.
+        """
         owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNFINDABLE))}
         return bool(owners) if owner is None else owner in owners
 
@@ -405,12 +408,13 @@ def _store_feedback(
     Raises:
         ApiError: 429 if this owner has given too much feedback within a day.
     """
-    query = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
+    count_others = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
     deletion = "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)"  # NULL: from old versions
     with store.transaction(WRITE_LOCK) as transaction:  # no process can delete the decision meanwhile
         if transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (id,)).fetchone() is None:
             return False
-        if transaction.execute(query, (owner, time.time() - DAY_SECONDS, id)).fetchone()[0] >= MAX_FEEDBACK_PER_DAY:
+        ((count,),) = transaction.execute(count_others, (owner, time.time() - DAY_SECONDS, id)).fetchall()
+        if count >= MAX_FEEDBACK_PER_DAY:
             message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
             raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
         now = time.time()
@@ -418,13 +422,13 @@ def _store_feedback(
         transaction.execute(INSERT_FEEDBACK, (id, now, rating, comment, owner))
         if correction:
             transaction.execute("DELETE FROM corrections WHERE decision = ?", (id,))
-            # The equal time shows which feedback the correction came with, and so which API key gave it.
+            # It gets the same time as the feedback, because this shows which API key gave the correction.
             transaction.execute(INSERT_CORRECTION, (id, now, correction))
     return True
 
 
 def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
-    """Insert new decisions, with the hashes of their chat messages."""
+    """Insert new decisions, and the hashes of the chat messages from which their questions were made."""
     decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
     transaction.executemany(UPSERT_DECISION, decisions)
     source_questions = [(row.id, key) for row in rows for key in row.source_keys]
@@ -432,13 +436,13 @@ def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
 
 
 def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
-    """Return the new decisions without the already deleted ones. A client may delete before the write."""
+    """Return the new decisions without those that a client deleted before they were written."""
     oldest = min((row.at for row in rows), default=0.0)
     deletions = transaction.execute(SELECT_DELETIONS, (oldest,)).fetchall() if rows else []
     return [row for row in rows if not any(_is_deleted(row, *deletion) for deletion in deletions)]
 
 
 def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
-    """Return whether a deletion applies to a new decision. Owner None means all API keys."""
-    is_named = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
-    return is_named and row.at <= deleted_at and owner in (None, row.owner)
+    """Return whether a client has deleted a new decision by its id or question. Owner None means all API keys."""
+    is_meant = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
+    return is_meant and row.at <= deleted_at and owner in (None, row.owner)

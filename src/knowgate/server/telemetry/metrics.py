@@ -39,7 +39,7 @@ ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
         "Number of API keys whose requests retrieve because too many of their answers change.",
         lambda monitor: len(monitor.key_alarms),
     ),
-    "far": ("Share of questions of this worker that are unlike the training data.", lambda monitor: monitor.far.mean),
+    "far": ("Share of questions of this worker that are unlike the training data.", lambda monitor: monitor.drift.mean),
 }
 
 

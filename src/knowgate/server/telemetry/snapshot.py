@@ -109,13 +109,14 @@ class DecisionTotals(BaseModel):
             self.passage_tokens += passage_tokens
             self.open_book_seconds += answer_seconds
         self.raced += trace.way == "race" and not trace.decision.retrieve
-        sends_draft = not trace.passages and trace.draft_usage == TokenUsage()  # for example, nothing was found
+        # If a search finds nothing, the draft is sent, and its tokens are not measured.
+        sends_draft = not trace.passages and trace.draft_usage == TokenUsage()
         if trace.way == SEPARATE_DRAFT or (trace.decision.retrieve and not sends_draft):
             self._add_draft(trace)
 
     def _add_draft(self, trace: RequestTrace) -> None:
         """Add the cost of a draft, if there was one: always retrieving would not have made it."""
-        self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS  # adds 1 if there was a draft
+        self.extra_calls += int(trace.draft is not None or trace.way in DRAFT_WAYS)  # 1 if there was a draft
         self.draft_prompt_tokens += trace.draft_usage.prompt
         if trace.draft is None:  # there was no draft, or only the arbiter read it
             self.draft_tokens += trace.draft_usage.completion
@@ -135,21 +136,21 @@ class DecisionTotals(BaseModel):
         Returns:
             The counts, and the object `saved`. It has the saved searches (`retrievals`), tokens, seconds and money.
             Before the first request with passages, the cost of a retrieval is unknown, and all but the searches are
-            None. Without prices in the options, the money is None. `has_unpriced_calls` warns that LLM calls have no
-            price, so the money leaves out those for discarded drafts.
+            None. Without prices in the options, the money is None. If `has_unpriced_calls`, LLM calls have no price, so
+            the money leaves out the calls for discarded drafts.
         """
         skipped = self.decided - self.retrieved
-        searches = skipped - self.raced  # saved ones
-        saved: dict[str, float | None] = {"retrievals": searches, "tokens": None, "seconds": None, "money": None}
+        saved_searches = skipped - self.raced  # a raced search ran although the gate skipped it
+        saved: dict[str, float | None] = {"retrievals": saved_searches, "tokens": None, "seconds": None, "money": None}
         prices = options.prices
         if self.with_passages:
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
             always_seconds = skipped * self.open_book_seconds / self.with_passages  # if these had retrieved
-            prompt_tokens = skipped_tokens - self.draft_prompt_tokens  # saved ones
-            saved["tokens"] = prompt_tokens - self.draft_tokens
+            saved_prompt_tokens = skipped_tokens - self.draft_prompt_tokens
+            saved["tokens"] = saved_prompt_tokens - self.draft_tokens
             saved["seconds"] = always_seconds - self.closed_book_seconds - self.decision_seconds
             if prices.are_given:
-                savings = PolicyCost(searches, prompt_tokens, -self.draft_tokens, calls=-self.extra_calls)
+                savings = PolicyCost(saved_searches, saved_prompt_tokens, -self.draft_tokens, calls=-self.extra_calls)
                 saved["money"] = savings.money(prices)
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded, "skipped": skipped}
         counts["would_skip"] = self.would_skip
@@ -195,8 +196,7 @@ class MetricsSnapshot(BaseModel):
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:  # an arm is a gate of an A/B test; "" has the sums over all requests
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens, seconds)
-        # The histogram leaves out decisions that the gate did not make, and requests with options of their own, such as
-        # a threshold.
+        # The histogram leaves out decisions that the gate did not make, and requests with options such as a threshold.
         if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
             self._count_need(trace.decision)
         counts = self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])
@@ -267,9 +267,10 @@ def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
 
 
 def read_worker_problem() -> str:
-    """Return what the parent process says about workers that cannot start, or ""."""
-    with suppress(OSError):  # the file exists only if there is a problem, and the variable only with several workers
-        return Path(os.environ.get(PROBLEM_FILE_VARIABLE, "")).read_text(encoding="utf-8")
+    """Return what the parent process says about workers that cannot start, or "" for no problem or a single worker."""
+    path = os.environ.get(PROBLEM_FILE_VARIABLE)
+    with suppress(OSError):  # the file exists only if there is a problem
+        return Path(path).read_text(encoding="utf-8") if path else ""
     return ""
 
 

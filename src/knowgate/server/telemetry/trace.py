@@ -47,7 +47,10 @@ class TokenUsage:
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
 
     def add_to(self, reply: dict[str, Any]) -> None:
-        """Add these tokens to the field `usage` of a reply. Field names differ between chats and responses."""
+        """Add these tokens to the field `usage` of a reply, in place.
+
+        The APIs for chats and for responses name the fields of `usage` differently. Those that are there are increased.
+        """
         response = reply.get("response")
         usage = (response if isinstance(response, dict) else reply).get("usage")
         if not isinstance(usage, dict):
@@ -152,7 +155,7 @@ class RequestTrace:
     start: float = field(default_factory=time.perf_counter)
 
     def set_question(self, question: Question) -> None:
-        """Store the question to decide on. A follow-up, made from several messages, gives no label."""
+        """Store the question to decide on. A follow-up (made from several messages) adds no label to the history."""
         self.question = question.text
         if "asked" in question.meta:
             self.source_questions = (question.meta["asked"], *question.meta["earlier"])
@@ -228,7 +231,7 @@ class RequestTrace:
             The field `choice`, which says which answer it picked and why. If it could not compare them, the field
             `unweighed` with the reason instead. No field if the pipeline has no arbiter.
         """
-        if self.accepting_arbiter:
+        if self.accepting_arbiter:  # it accepted the answer with passages without comparing whole answers
             reason = "the beginning of the answer with passages is a proper answer"
             return {"choice": {"given": "passages", "arbiter": self.accepting_arbiter, "reason": reason}}
         if self.choice is None:
@@ -259,6 +262,7 @@ def _to_header_value(text: str) -> str:
     text = text[:MAX_HEADER_CHARS]
     if text.isascii() and text.isprintable():
         return text
+    # Quoting makes a text longer, so shorten the text in proportion until the quoted text fits.
     while len(quoted := quote(text, safe=UNQUOTED_CHARS, errors="replace")) > MAX_HEADER_CHARS:
         text = text[: len(text) * MAX_HEADER_CHARS // len(quoted)]
     return quoted
@@ -271,9 +275,9 @@ def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
         prompts.append(rag.prompts.open(answer.question, answer.passages))
     if answer.draft is not None or not answer.passages:
         prompts.append(rag.prompts.closed(answer.question))
-    completion_tokens = answer.n_tokens
-    if answer.passages and answer.draft is not None:  # there are two answers, and `answer.n_tokens` counts only one
-        if answer.choice is not None and answer.choice.is_closed_book:  # the draft was sent
+    completion_tokens = answer.n_tokens  # of the answer that is sent; add those of the other one, if there are two
+    if answer.passages and answer.draft is not None:
+        if answer.choice is not None and answer.choice.is_closed_book:  # the draft is sent
             completion_tokens += round(estimate_tokens(answer.choice.open))
         else:
             completion_tokens += round(answer.draft.n_tokens or 0)
@@ -289,7 +293,7 @@ def _count_prompt_tokens(model: Model, prompts: Sequence[Prompt]) -> int:
 
 @dataclass
 class RewriteMeter:
-    """LLM that rewrites follow-up questions. It measures the tokens and the seconds that this takes."""
+    """Wrapper of an LLM that rewrites follow-up questions. It measures the tokens and seconds of the latest call."""
 
     model: Model
     usage: TokenUsage = field(default_factory=TokenUsage)

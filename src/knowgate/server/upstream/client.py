@@ -52,7 +52,7 @@ class StaleConnectionError(aiohttp.ServerDisconnectedError):
 class UpstreamConnection(ResponseHandler):
     """Connection to the upstream with counts of requests and bytes.
 
-    Too many bytes besides the body close the connection.
+    The connection is closed if headers and chunk framing are too large for the body.
     """
 
     request_count = 0
@@ -65,12 +65,12 @@ class UpstreamConnection(ResponseHandler):
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes of a response. Close the connection after too many bytes besides the body."""
+        """Process bytes of a response. Close the connection if headers and chunk framing are too large for the body."""
         self.byte_count += len(data)
         super().data_received(data)
         body_bytes = 0 if self._payload is None else self._payload.total_bytes
-        max_byte_count = body_bytes + MAX_FRAMING_BYTES + MAX_FRAMING_RATIO * body_bytes
-        if self.byte_count > max_byte_count and self.transport is not None:
+        framing_bytes = self.byte_count - body_bytes
+        if framing_bytes > MAX_FRAMING_BYTES + MAX_FRAMING_RATIO * body_bytes and self.transport is not None:
             self.transport.abort()
 
 
@@ -123,7 +123,7 @@ class UpstreamClient:
             # A login in the URL is sent as a header. aiohttp would refuse it together with an API key.
             credentials = f"{address.user}:{address.password or ''}".encode()
             self._login = f"Basic {base64.b64encode(credentials).decode()}"
-        self.breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True)
+        self.breaker = CircuitBreaker("upstream", probes_first=True)
         self._probe: asyncio.Task[None] | None = None
         # When the request of each response was sent.
         self._start_times: WeakKeyDictionary[aiohttp.ClientResponse, float] = WeakKeyDictionary()
@@ -263,7 +263,10 @@ class UpstreamClient:
         return content.replace(secret.encode(), b"***") if secret else content
 
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
-        """Return the models of the upstream, or [] without a valid list."""
+        """Return the models of the upstream, or [] without a valid list.
+
+        The list is requested even if the circuit breaker rejects calls. A response closes the breaker.
+        """
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         try:
             content = await read_content(response)

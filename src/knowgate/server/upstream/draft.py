@@ -45,7 +45,7 @@ from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Readi
 
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
-CHECK_INTERVAL_PIECES = 200
+CHECK_SPACING_DIVISOR = 200  # a text of 400 pieces is checked at every second piece, one of 600 at every third piece
 MAX_BEGINNING_CHARS = 2_000  # of a streamed answer that an arbiter reads to accept its beginning
 PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
 STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
@@ -64,7 +64,7 @@ class UpstreamDraft:
         lines: Lines of a stream that have been read.
         remaining_lines: Lines of a stream that have not been read yet. None if the response is not streamed.
         hide_logprobs: Removes log-probabilities that the client did not request, in place. None if there are none.
-        has_ended: Whether a streamed answer has ended.
+        has_ended: Whether the text of a streamed answer has ended. Token counts and [DONE] may still follow.
     """
 
     response: aiohttp.ClientResponse
@@ -79,8 +79,8 @@ class UpstreamDraft:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole answer has been read. Only then can the answer be compared."""
-        if self.remaining_lines is None:
+        """Whether the whole answer has been read, so that it can be compared with another answer."""
+        if self.remaining_lines is None:  # not a stream, so the answer was read at once
             return True
         return self.has_ended and self.completion is not None and self.completion.finished
 
@@ -182,7 +182,7 @@ async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str]
         piece_count = len(answer.texts)
         if piece_count < next_check:
             return False
-        next_check = piece_count + piece_count // CHECK_INTERVAL_PIECES
+        next_check = piece_count + piece_count // CHECK_SPACING_DIVISOR
         return is_enough(beginning)
 
     return await _read_stream(response, is_done)
@@ -300,7 +300,8 @@ class UpstreamDraftModel(Backend):
     def returns_logprobs(self) -> bool | None:
         """Whether the upstream returns log-probabilities, or None if it does not respond. It is asked only once."""
         with suppress(KnowgateError), closing(ApiClient(self._url, retry=PROBE_RETRY, connections=1)) as client:
-            model = self._model or ModelEndpoint("", client).card.get("id")  # by default the first that it lists
+            # Without a name, the endpoint describes the first model that the upstream lists.
+            model = self._model or ModelEndpoint("", client).card.get("id")
             if model:
                 return ModelEndpoint(str(model), client).capabilities.logprobs
         return None
@@ -326,9 +327,9 @@ class UpstreamDraftModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return empty texts, without calling the upstream.
+        """Return empty texts, because this stand-in does not call the upstream.
 
-        The pipeline then joins a follow-up with earlier questions.
+        The pipeline calls this to rewrite a follow-up. An empty text makes it join the earlier questions instead.
         """
         return [[Completion("")] for _ in prompts]
 
@@ -352,19 +353,19 @@ def is_reachable(url: str) -> bool:
 
 
 async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
-    """Return the token counts of a discarded answer and its prompt. Missing counts are estimated.
+    """Return the token counts of an answer that is not sent, and of its prompt. Missing counts are estimated.
 
     Args:
-        draft: The answer.
+        draft: The answer, which may be a draft or the answer with passages.
         request: The request body that the upstream got. Only `messages` is used.
     """
     if draft.has_ended and draft.remaining_lines is not None:
-        await draft.read_to_end()  # the token counts follow the answer
+        await draft.read_to_end()  # the token counts follow the text
     return await asyncio.to_thread(_count_tokens, draft, request)  # because both texts can be large
 
 
 def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
-    """Return the token counts of a draft as `measure_draft` does."""
+    """Return the token counts of an answer and its prompt, as `measure_draft` does."""
     usage = _find_usage(draft)
     prompt_tokens = usage.get("prompt_tokens")
     if not isinstance(prompt_tokens, int):

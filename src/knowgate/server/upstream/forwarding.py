@@ -24,12 +24,7 @@ from knowgate.gates.arbiters.arbitration import accepts_beginning, choose_answer
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server import streaming
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.chat.request_formats import (
-    REQUEST_FORMATS,
-    UngatedRequest,
-    extract_question,
-    find_upstream_tools,
-)
+from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, parse_request
 from knowgate.server.options import ServeOptions
@@ -104,7 +99,7 @@ class BackgroundSearch:
         try:
             return await self._task
         finally:
-            self.cancel()  # if the request itself was cancelled while it waited
+            self.cancel()  # does nothing unless the request itself was cancelled while it waited
             trace.degraded += self._trace.degraded
             trace.milliseconds |= self._trace.milliseconds
             trace.stages += self._trace.stages
@@ -129,7 +124,8 @@ class UpstreamForwarder:
         messages = parse_request(ChatRequest, request.body).messages
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
-        question = find_upstream_tools(request.body) or extract_question(rag.model, messages)
+        ungated = check_upstream_tools(request.body)
+        question = ungated or extract_question(rag.model, messages)
         if isinstance(question, UngatedRequest):
             request.trace.ungated_reason = question.reason
             return await self.forward(request)
@@ -141,20 +137,25 @@ class UpstreamForwarder:
             request.changed_body = {name: value for name, value in request.body.items() if name != "knowgate"}
         if is_knowgate_model(request.body.get("model")):
             model = self.options.upstream_model or await self.upstream.get_default_model(request.headers)
-            request.changed_body = {**request.upstream_body, "model": model}
+            request.changed_body = {**request.upstream_body, "model": model}  # without `knowgate`, too
         self.gate_service.set_model(request.trace, str(request.upstream_body.get("model", "")))
 
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        """Decide whether to retrieve, and answer with or without passages. A draft is an answer without passages."""
+        """Decide whether to retrieve, and answer with or without passages.
+
+        A draft (an answer without passages) is requested first if the gate reads drafts, or if the gate has decided to
+        retrieve and the arbiter compares the answer with a draft.
+        """
         trace = request.trace
         search: BackgroundSearch | None = None
         trace.set_question(question)
         trace.way = "question"
         if await self._decide_without_draft(rag, question, trace):
             trace.way = "race" if self.options.way == "race" else "draft"
-            if trace.way == "race" or trace.decision is not None:  # search while the upstream generates the draft
+            # Search while the upstream generates the draft: in a race, or if the decision to retrieve is already made.
+            if trace.way == "race" or trace.decision is not None:
                 search = BackgroundSearch(self.gate_service, rag, question)
-            needs_passages = False  # otherwise the search is cancelled, also after an error
+            needs_passages = False  # also after an error, so that the search is cancelled
             try:
                 response = await self._answer_with_draft(request, rag, question)
                 if response is not None:
@@ -171,7 +172,10 @@ class UpstreamForwarder:
     # --- the draft --------------------------------------------------------------------------------
 
     async def _decide_without_draft(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> bool:
-        """Decide by a rule or by the question alone. Return whether a draft (answer without passages) is needed."""
+        """Decide by a rule or by the question alone, if possible. Return whether a draft is needed.
+
+        A draft is an answer without passages. It is needed to decide, or for the arbiter after a decision to retrieve.
+        """
         trace.decision = await self.gate_service.apply_rules(rag, question)
         if trace.decision is not None:
             return False
@@ -196,7 +200,7 @@ class UpstreamForwarder:
         trace = request.trace
         reader: Gate | Arbiter = rag.bound_gate
         token_count = rag.bound_gate.request.draft_tokens
-        if trace.decision is not None:
+        if trace.decision is not None:  # the decision to retrieve is already made, so only the arbiter reads the draft
             reader = rag.bound_arbiter or reader
             token_count = WHOLE_DRAFT
         read_stream = partial(drafts.read_first_tokens, count=token_count)
@@ -213,19 +217,19 @@ class UpstreamForwarder:
         return None
 
     async def _keep_draft(self, request: ForwardedRequest, draft: UpstreamDraft, arbiter: Arbiter | None) -> None:
-        """Keep a draft that may still be sent after the search. Of an empty one, only the tokens are counted."""
+        """Keep a draft that may still be sent after the search. An empty draft is dropped after counting its tokens."""
         if draft.completion is not None and is_empty_draft(draft.completion):
             await _measure_draft(request, draft)
             draft.response.close()
             return
-        if draft.has_ended and arbiter is not None:
-            await draft.read_to_end()  # the arbiter compares complete answers only
+        if draft.has_ended and arbiter is not None:  # the text is complete, so the arbiter can compare it later
+            await draft.read_to_end()
         request.draft = draft
 
     async def _handle_refused_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, reader: Gate | Arbiter, response: aiohttp.ClientResponse
     ) -> Response | None:
-        """Forward the upstream's error for a draft. Return None if only log-probabilities were refused."""
+        """Forward the upstream's error for a draft. If it only refused log-probabilities, bypass the gate and return None."""
         adds_logprobs = drafts.build_draft_request(request.upstream_body, reader) != request.upstream_body
         if not adds_logprobs or response.status not in LOGPROBS_REFUSAL_STATUSES:
             return await forward_response(self.upstream, response, request.trace)
@@ -273,11 +277,12 @@ class UpstreamForwarder:
     async def _answer_with_arbiter(
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
     ) -> Response:
-        """Request the answer with passages. Send this answer or the draft, by choice of the arbiter."""
+        """Request the answer with passages. Send this answer or the draft, whichever the arbiter chooses."""
         read_stream = partial(drafts.read_until, is_enough=partial(accepts_beginning, arbiter))
         answer = await self.request_answer(request, arbiter, "answer", read_stream)
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
+        # A stream is read to the end of its text, unless the arbiter accepts its beginning.
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
         if is_beginning_accepted:
             request.trace.accepting_arbiter = arbiter.name
@@ -372,7 +377,7 @@ class UpstreamForwarder:
 async def forward_response(
     upstream: UpstreamClient, response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
 ) -> Response:
-    """Return a response of the upstream to the client, with the trace in its headers. Not for streams.
+    """Return a response of the upstream that is not a stream to the client, with the trace in its headers.
 
     Raises:
         ApiError: The connection failed.
@@ -381,7 +386,7 @@ async def forward_response(
         content = await read_content(response)
         upstream.breaker.record_success()
         if response.status == 200 and annotates_body:
-            await parse_completion(content)
+            await parse_completion(content)  # raises an error for an invalid response
             content = await run_for_size(len(content), lambda: drafts.annotate_body(content, trace))
         elif response.status != 200:
             content = upstream.redact_login(content)
@@ -391,13 +396,13 @@ async def forward_response(
 
 
 async def _measure_draft(request: ForwardedRequest, draft: UpstreamDraft) -> None:
-    """Add the tokens of a draft to the trace, as those of a call whose answer is not sent. The arbiter may still send it."""
+    """Record the tokens of a draft in the trace. They are extra tokens unless an arbiter still chooses the draft."""
     request.trace.draft_usage = await drafts.measure_draft(draft, request.upstream_body)
     request.trace.extra_usage = request.trace.draft_usage
 
 
 def _close_draft(request: ForwardedRequest) -> None:
-    """Close the connection of an unused draft. The rest of the draft is not read."""
+    """Close the connection of a draft, if there is one. The rest of the draft is not read."""
     if request.draft is not None:
         request.draft.response.close()
 
@@ -431,6 +436,7 @@ def _make_stream_response(
     annotator: streaming.StreamAnnotator | None,
 ) -> Response:
     """Return a streaming response of the upstream as the response to the client."""
-    events = forward_stream(upstream, response, annotator, [], streaming.read_event_lines(iter_chunks(response)))
+    lines = streaming.read_event_lines(iter_chunks(response))
+    events = forward_stream(upstream, response, annotator, [], lines)  # [] because no line has been read yet
     headers = build_response_headers(response, request.trace.headers)
     return streaming.EventStreamResponse(events, headers, request.deadline)

@@ -54,14 +54,14 @@ class Decompressor:
     """Decompressor of gzip and zlib data. Gzip data may have several members, one after the other."""
 
     def __init__(self) -> None:
-        self._member = zlib.decompressobj(GZIP_OR_ZLIB)
+        self._member = zlib.decompressobj(GZIP_OR_ZLIB)  # decompressor of the current member
 
     def decompress(self, chunk: bytes) -> Iterator[bytes]:
-        """Decompress a chunk in pieces, to save memory. Data after the end is ignored, unless it is another member."""
+        """Decompress a chunk in pieces, to save memory. Data after the last member is ignored."""
         try:
             while chunk:
                 if self._member.eof:
-                    if not chunk.startswith(GZIP_MARK):
+                    if not chunk.startswith(GZIP_MARK):  # the chunk does not begin another member
                         return
                     self._member = zlib.decompressobj(GZIP_OR_ZLIB)
                 yield self._member.decompress(chunk, PIECE_BYTES)
@@ -89,7 +89,8 @@ def parse_upstream_json(content: bytes) -> Any:
     if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
         raise InvalidResponse(f"the body of the reply has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
-        text = content.decode("utf-8-sig", "surrogatepass")  # `knowgate` is added to the bytes as UTF-8
+        # Other encodings of JSON are rejected, because the object `knowgate` is inserted into the bytes as UTF-8.
+        text = content.decode("utf-8-sig", "surrogatepass")
         value = load_json(text)
         check_json_depth(text, "the response")
     except (RecursionError, BadInput):
