@@ -108,7 +108,7 @@ def test_doctor_reports_invalid_settings(call: Call, tmp_path: Path):
 
 
 def test_a_pipeline_setting_in_the_table_of_the_server_is_reported_with_its_place() -> None:
-    with pytest.raises(BadSetting, match=r"has no option 'docs'\. Move it to the top of the file"):
+    with pytest.raises(BadSetting, match=r"has no option 'docs'\. Move 'docs' to the top, before the first table"):
         load_serve_options(PipelineOptions(serve={"docs": "my-docs", "port": 8081}))
 
 

@@ -222,7 +222,7 @@ def test_hidden_states_are_returned_if_offered_and_refused_otherwise(model):
 
 def test_label_logits_have_a_row_per_position_and_a_column_per_label(model):
     if Signal.LABELS not in model.offers:
-        with pytest.raises(KnowgateError, match="cannot compute the probabilities of yes and no"):
+        with pytest.raises(KnowgateError, match="cannot compute the probabilities of answers such as yes and no"):
             model.label_logits([LabelPrompt(("a",))], ["x"])
         return
     asked = [LabelPrompt((f"{prompt.text} Say Paris or Lyon.",), raw=False) for prompt in PROMPTS]

@@ -78,7 +78,7 @@ def test_the_original_attention_is_restored_after_an_error():
 
 
 def test_unsupported_attention_is_an_error():
-    with pytest.raises(RuntimeError, match="softcap cannot share a cache"):
+    with pytest.raises(RuntimeError, match="softcap cannot use a cache that several answers share"):
         compute_shared_attention(Attention(), *[torch.zeros(1, 1, 1, 1)] * 3, None, softcap=50.0, sliding_window=None)
 
 

@@ -214,7 +214,7 @@ def test_signals_that_the_server_does_not_give_are_refused():
     model = connect(server)
     with pytest.raises(UnsupportedSignal, match="hidden states"):
         model.read(PROMPTS, SignalRequest(layers=(1,)))
-    with pytest.raises(UnsupportedSignal, match="cannot compute the probabilities of yes and no"):
+    with pytest.raises(UnsupportedSignal, match="cannot compute the probabilities of answers such as yes and no"):
         model.label_logits([LabelPrompt(("a", "b"))], ["x", "y"])
     with pytest.raises(UnsupportedSignal, match="most probable tokens"):
         model.label_logits([yes_no()], ["x", "y"])

@@ -245,7 +245,8 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     server = LabelServer("?", cards=cards)
     with pytest.raises(
         UnsupportedSignal,
-        match=r"cannot compute the probabilities of yes and no in a prompt. Use a server of vLLM, SGLang, llama.cpp",
+        match=r"cannot compute the probabilities of answers such as yes and no at several places of a prompt\. "
+        r"Use a server of vLLM, SGLang, llama\.cpp",
     ):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []
@@ -255,7 +256,9 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     ("maker", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize"), ("sglang", "/generate")]
 )
 def test_a_hidden_endpoint_is_explained(maker, path):
-    with pytest.raises(UnsupportedSignal, match=rf"{path} answered 404: no\. Logits of labels and hidden states come"):
+    with pytest.raises(
+        UnsupportedSignal, match=rf"{path} answered 404: no\. Hidden states and the probabilities of answers"
+    ):
         connect(aligned(maker, status={path: 404})).label_logits([PROMPT], LABELS)
 
 

@@ -55,7 +55,7 @@ def test_an_answer_as_a_record_is_plain_json(made):
 
 
 def test_a_preset_that_lacks_its_parts_is_refused(made):
-    with pytest.raises(kg.KnowgateError, match="preset='cbdr' needs a folder with a fitted gate of the kind 'probe'"):
+    with pytest.raises(kg.KnowgateError, match="preset='cbdr' needs the folder of a fitted gate of the kind 'probe'"):
         kg.build_pipeline(kg.PipelineOptions(model=made.model, preset="cbdr", docs=made.docs))
 
 

@@ -65,7 +65,7 @@ class DoctorOptions(Options):
     """Options of `knowgate doctor`."""
 
     everything: bool = option(False, "Show all checks, including optional packages.", flag="--all")
-    serve: bool = option(False, "Check instead whether `knowgate serve` would start.", flag="--serve")
+    serve: bool = option(False, "Check whether `knowgate serve` would start, and nothing else.", flag="--serve")
     config: Path | None = option(
         None, "Settings file to check with --serve. Default: knowgate.toml in this folder, if any.", metavar="FILE"
     )

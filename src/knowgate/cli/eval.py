@@ -170,11 +170,11 @@ class CompareOptions(Options):
     )
     fail_if_worse: Share | None = option(
         None,
-        "Exit with status 3 if the accuracy of a gate is lower in the second evaluation. It must be lower by "
-        "more than this share, and its whole interval must be below 0.",
+        "Exit with status 3 if a gate's accuracy is lower in the second evaluation by more than this share, and the "
+        "whole interval of the difference is below 0.",
     )
     out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
-    html: bool = option(True, "Deprecated, has no effect: a page is written only with --out.")
+    html: bool = option(True, "Deprecated. To write no page, leave out --out.")
     resamples: WholeNumber = option(2_000, "Number of bootstrap resamples for the intervals.")
 
 

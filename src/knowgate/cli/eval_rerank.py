@@ -38,17 +38,17 @@ class RerankEvaluationOptions(Options):
 
     base: str | None = option(
         None,
-        "Cross-encoder before the training, for comparison. Default: the copy that is stored with the reranker.",
+        "Untrained cross-encoder to compare with. Default: the copy that is stored with the reranker.",
         metavar="DIR",
     )
     model: list[str] = option(
         [], "LLM that also answers the questions, with the first passages of each reranker. May be repeated."
     )
-    top: str = option("1,3", "Numbers of passages that the LLMs answer with, separated by commas. Used with `model`.")
+    top: str = option("1,3", "Numbers of passages to give the LLMs, separated by commas. Used with `model`.")
     controls: bool = option(
         False,
         "Also compare two baselines that ignore the question. One sorts passages by length, the other by how "
-        "often they helped before.",
+        "often each passage helped with training questions.",
         flag="--controls",
     )
     rerank_margin: Share | None = option(
@@ -56,7 +56,7 @@ class RerankEvaluationOptions(Options):
         "Also compare a variant that skips reranking if the retriever is sure: its first passage scores higher than "
         "its second by this share, such as 0.2.",
     )
-    split: Literal["test", "dev", "train"] = option("test", "Split of the questions to compare on.")
+    split: Literal["test", "dev", "train"] = option("test", "Compare on the questions of this split.")
     limit: Count | None = option(None, "Maximum number of questions per data set.")
 
 
@@ -100,7 +100,7 @@ def _load_sources(pref: Sequence[Path], options: RerankEvaluationOptions) -> lis
     empty = [source.name for source in sources if not source.rows]
     if empty:
         raise BadInput(
-            f"the split '{options.split}' has no preferences for {', '.join(empty)}. Record more with `knowgate prefer`."
+            f"the split '{options.split}' has no measured questions for {', '.join(empty)}. Measure some with `knowgate prefer`."
         )
     return sources
 
@@ -206,4 +206,4 @@ def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferenc
         aligned_to = read_reranker_manifest(spec).get("aligned_to", {}) if is_aligned_reranker(spec) else {}
         fingerprint = aligned_to.get("model_fingerprint")
         if fingerprint is not None and any(fingerprint != source.model_fingerprint for source in sources):
-            inform(f"'{name}' was trained on preferences of {aligned_to['model']}, but these are of another LLM.")
+            inform(f"'{name}' was trained for {aligned_to['model']}, but --pref was measured with another LLM.")

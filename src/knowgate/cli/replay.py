@@ -58,7 +58,7 @@ class ReplayOptions(TrafficOptions):
     """Options of `knowgate replay`."""
 
     arm: str | None = option(
-        None, "Gate of an A/B test in a server log. Default: the gate that decided most requests.", metavar="a|b"
+        None, "Gate of an A/B test to replay from a server log. Default: the one that decided most.", metavar="a|b"
     )
     thresholds: str = option("0.1..0.9", "Thresholds to try: a range such as 0.1..0.9, in steps of 0.1, or a list.")
 

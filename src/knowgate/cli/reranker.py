@@ -47,19 +47,19 @@ class FitRerankerOptions(Options):
         "contain the answer. May be repeated.",
     )
     relevance_index: str | None = option(
-        None, "Index in which `relevance` finds passages without the answer. Default: the passages of the questions."
+        None, "Index to search for more passages for `relevance`. Default: only the questions' own passages."
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
     temperature: float = option(
-        1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0
+        1.0, "Temperature of the training loss; lower values give more weight to the hardest passages.", gt=0
     )
     epochs: Count | None = option(
-        None, "Number of passes over the questions. Default: 1 for preferences, 2 for `relevance`."
+        None, "Number of passes over the questions. Default: 1 with --pref, 2 with `relevance` alone."
     )
     batch: Count | None = option(
-        None, "Number of questions per training step. Default: 8 for preferences, 16 for `relevance`."
+        None, "Number of questions per training step. Default: 8 with --pref, 16 with `relevance` alone."
     )
-    learning_rate: float | None = option(None, "Highest learning rate. Default: 6e-5, or 5e-5 for `relevance`.", gt=0)
+    learning_rate: float | None = option(None, "Peak learning rate. Default: 6e-5 (`relevance` alone: 5e-5).", gt=0)
     question_unread: bool = option(
         False,
         "Hide the question from the reranker. This shows how much the ranking depends on the passages alone.",
@@ -68,8 +68,8 @@ class FitRerankerOptions(Options):
     seed: Seed = option(0, "Random seed of the training.")
     relevance_mix: float = option(
         0.0,
-        "Number of relevance examples that are mixed in for each preference. They keep the reranker from "
-        "forgetting relevance.",
+        "With --pref: number of examples of relevance (which passages contain the answer) to mix in per question of "
+        "--pref. They keep the reranker from forgetting what is relevant.",
         ge=0,
     )
     checks: int = option(
@@ -96,8 +96,9 @@ def fit_reranker_command(
 ) -> None:
     """Train a reranker (a cross-encoder) to rank passages first that help your LLM to answer.
 
-    It learns from the preferences that knowgate prefer measures. With --relevance alone, it learns which passages
-    contain the answer, for any LLM. Such a reranker can be aligned to your LLM later, with --base and --pref.
+    It learns from the folders (--pref) of knowgate prefer, which measures how passages help the LLM. With --relevance
+    alone, it learns which passages contain the answer, for any LLM. Such a reranker can be aligned to your LLM later,
+    with --base and --pref.
 
     Example: knowgate fit reranker --pref pref --out my-reranker
     """
@@ -195,7 +196,7 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
         _print_ranking_gains(fitted)
     else:
         inform("No test question has passages of different effect, so the reranker was not measured on any.")
-        inform("Measure some: knowgate prefer --split test, then knowgate eval-rerank.")
+        inform("To measure it on test questions: knowgate prefer --split test, then knowgate eval-rerank.")
     _print_training_notes(fitted.alignment)
     inform(f"Reranker aligned on {fitted.alignment.groups} questions, measured on {len(fitted.tested)}.")
     inform(f"Use it: knowgate ask --rerank {out}")
@@ -207,10 +208,10 @@ def _print_training_notes(alignment: TrainingLog) -> None:
     if selection:  # None if the last weights were kept without a check
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if selection.share == 0:  # the share of the trained weights; 0 means that the untrained model was kept
-            inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
+            inform("Training did not improve the base, so it is kept. Use more questions or another --learning-rate.")
     if alignment.groups < MIN_USEFUL_QUESTIONS:
         counts = f"{alignment.groups} questions only (the CBDR paper: {PAPER_QUESTIONS:,})"
-        inform(f"The reranker was trained on {counts}. Measure more with knowgate prefer.")
+        inform(f"The reranker was trained on {counts}. Run knowgate prefer on more questions.")
 
 
 def _print_ranking_gains(fitted: training.AlignedReranker) -> None:

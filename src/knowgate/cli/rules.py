@@ -19,7 +19,7 @@ from knowgate.gates.rules.rule_set import load_rules
 from knowgate.gates.rules.topic_rule import RuleMatch
 
 app = typer.Typer(help="List the routing rules, or test them on questions. Rules decide before the gate does.")
-RulesFile = Annotated[Path | None, path_option("FILE", "TOML file with your own rules, which come first.", "--rules")]
+RulesFile = Annotated[Path | None, path_option("FILE", "TOML file of rules to try before packaged ones.", "--rules")]
 
 
 @app.callback(invoke_without_command=True)
@@ -31,7 +31,7 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
     rows = [(rule.name, rule.match.action, rule.match.reason) for rule in load_rules(rules).rules]
     print_table(("rule", "does", "because"), rows)
     inform("Try them: knowgate rules test QUESTIONS.txt")
-    inform("Your own rules: knowgate ask --rules FILE; none: knowgate ask --no-rules")
+    inform("To use your own rules: knowgate ask --rules FILE. To use no rules: knowgate ask --no-rules")
 
 
 @app.command("test")

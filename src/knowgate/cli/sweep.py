@@ -122,13 +122,13 @@ class IkSweepOptions(Options):
 
     test: list[Path] = option([], "Label run to test on; repeatable. Default: the test split.", metavar="RUN")
     tokens: str = option(
-        "0,8,32,128", "Numbers of draft tokens that the judge reads (T in the paper), separated by commas."
+        "0,8,32,128", "Draft lengths to compare, in tokens that the judge reads (T in the paper), separated by commas."
     )
-    rows: str = option("all", "Numbers of training questions, separated by commas. `all` stands for all questions.")
+    rows: str = option("all", "Training set sizes to compare, such as 100,500,all. `all` stands for all questions.")
     grades: str = option(
         "",
-        "Graders whose grades are learned, separated by commas: `exact`, `contains` or `judge`. Default: the "
-        "grader that the label runs used.",
+        "Graders to compare, from whose grades the judge learns, separated by commas: `exact`, `contains` or `judge`. "
+        "Default: the grader that the label runs used.",
     )
     judge: str | None = option(None, "LLM that grades the answers. Used with --grades judge.")
     mode: str = option("lora", "Kind of judge: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings).")
@@ -172,12 +172,12 @@ class DhiclSweepOptions(Options):
 
     history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
     model: str | None = option(
-        None, "LLM that makes new decisions. Default: the decisions that are stored in the runs."
+        None, "LLM that makes missing decisions. Default: no LLM; only decisions that are stored in the runs are used."
     )
-    gates: list[str] | None = option(None, "Other gates to compare in the first table, separated by commas.")
+    gates: list[str] | None = option(None, "Gates to compare with DH-ICL in the first table, separated by commas.")
     k: Count = option(20, "Number of logged questions shown to the LLM. The table that compares `counts` ignores it.")
-    counts: str = option(",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare.")
-    words: str = option(",".join(LABEL_WORD_PAIRS), "Word pairs to compare, `known/unknown`, separated by commas.")
+    counts: str = option(",".join(map(str, EXAMPLE_COUNTS)), "Values of `k` to compare, separated by commas.")
+    words: str = option(",".join(LABEL_WORD_PAIRS), "Known/unknown word pairs, such as yes/no, separated by commas.")
     embedder: str | None = option(
         None, "Embedding model that finds similar logged questions. Default: the embedding model of the log."
     )
@@ -253,12 +253,12 @@ class SelfAssessmentOptions(Options):
     words: str = option(
         "true/false", "Pairs of words with which the LLM says whether it knows the answer. Example: true/false,yes/no"
     )
-    history: str | None = option(None, "Log of earlier questions. Adds methods that show similar questions to the LLM.")
+    history: str | None = option(None, "Log of questions. Adds rows for methods that show the LLM similar ones.")
     k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = option(
         None,
-        "Adds a method to the tables: the LLM says in its own words whether it knows, and this second LLM judges the "
-        "statement. `self`: the same LLM.",
+        "LLM that judges from a statement of the assessed LLM, in its own words, whether that LLM knows the answer. `self`: "
+        "the assessed LLM judges its own statement. Adds a row to the table.",
     )
     gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, by name or folder.")
     plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")

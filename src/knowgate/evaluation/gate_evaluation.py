@@ -45,7 +45,7 @@ class EvaluateOptions(LiveOptions):
     """Options of `evaluate`."""
 
     out: Path | None = option(
-        None, "Output folder: report.html, summary.json, table.md, and the answers to `data`.", metavar="DIR"
+        None, "Folder for report.html, summary.json, table.md, and answers to the questions in `data`.", metavar="DIR"
     )
     drop_seen: bool = option(
         False, "Leave out questions that a gate was fitted on. Default: such questions are an error."
@@ -59,9 +59,9 @@ class EvaluateOptions(LiveOptions):
     topics: str | None = option(None, TOPICS_HELP, metavar="auto|N|KEY")
     second_look: str | Path | None = option(
         None,
-        "Folder of a fitted kbm gate that judges retrieved passages and drops those that it expects to do more harm "
-        "than good. `DIR,verdict=own` drops passages that the gate calls insufficient, as in the KBM paper. Adds a table "
-        "of the results with and without this judge.",
+        "Folder of a fitted kbm gate, which drops retrieved passages that it expects to do more harm than good. "
+        "`DIR,verdict=own` drops passages that the gate judges insufficient, as in the KBM paper. Adds a table of the "
+        "results with and without dropping passages.",
         metavar="DIR",
     )
     arbiter: Any = option(
@@ -79,7 +79,7 @@ class EvaluateOptions(LiveOptions):
     )
     price_wrong: float = option(
         1.0,
-        "Price of a wrong answer, in the currency of the price of a search. Adds a table in which each question gets "
+        "Price of a wrong answer, in the same currency as the price of a search. Adds a table in which each question gets "
         "the best of three actions: skip, retrieve once, or several times. Needs runs labeled with `iterative`.",
         gt=0,
         allow_inf_nan=False,
@@ -154,7 +154,7 @@ def _check_source(
         )
     if not gates:
         raise BadSetting(
-            "no gate (decides when to search) is given. Set gates='auto' to evaluate all. To list the names: knowgate gates"
+            "no gate is given. A gate decides when to search. To evaluate all, set gates='auto'. To list them: knowgate gates"
         )
 
 

@@ -48,8 +48,8 @@ class LiveOptions(AnswerOptions):
 
     model: Any = option(
         None,
-        "LLM that answers `data` (default: smollm). With `runs`, give the LLM that made them, to run gates that need "
-        "more than the runs contain. Default with `runs`: no LLM is called.",
+        "LLM that answers `data`. Default: smollm. With `runs`, no LLM is called by default. To include gates that need "
+        "more than the runs contain, give the LLM of the runs.",
     )
     plug_in: bool = option(False, "Also use gates that were fitted on another LLM.")
 

@@ -163,8 +163,8 @@ def evaluate_actions(
     dev = table.is_dev  # the rows to learn from; the others are for the test
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few to compare no search, one search and several. Label more questions with "
-            "`knowgate label`."
+            f"{len(table.rows)} questions are too few to compare answers without a search, after one search and after "
+            "several searches. Label more questions with `knowgate label`."
         )
     right = np.stack([table.closed_book_right, once_right, table.iterative_right], axis=1)
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)

@@ -117,7 +117,7 @@ class ChatModel(SinglePromptBackend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Raise UnsupportedSignal, because a chat interface cannot compute the probabilities of yes and no."""
         raise UnsupportedSignal(
-            f"{self.name} cannot compute the probabilities of yes and no. Use an openai: or hf: model."
+            f"{self.name} cannot compute the probabilities of answers such as yes and no. Use an openai: or hf: model."
         )
 
     def _complete_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None = None) -> Completion:

@@ -46,8 +46,8 @@ def enable_tool(
             return decision.retrieve
         if falls_open:
             return True
-        advice = "Pass it: Runner.run(..., context={'question': question}), or pass enable_tool(decider, question=...)."
-        raise BadSetting(f"the context of the run contains no question. {advice}")
+        advice = "Pass the question: Runner.run(..., context={'question': question}), or pass enable_tool(decider, question=...)."
+        raise BadSetting(f"the context object of the agent run contains no question. {advice}")
 
     return is_enabled
 

@@ -61,7 +61,7 @@ def parse_grade(value: Any, where: str, pass_score: float | None) -> bool | None
     if pass_score is not None:
         return score >= pass_score
     if score not in (-1, 0, 1):  # some tools write -1 for a thumb down
-        raise BadInput(f"{where} is the score {score:g}. Set `pass_score` to the lowest score that counts as right.")
+        raise BadInput(f"{where} is {score:g}, not true or false. Set `pass_score` to the lowest right score.")
     return score == 1
 
 

@@ -174,7 +174,7 @@ def load_graders(names: str, judge: Model | None = None, style: JudgeStyle = "im
     """
     name_list = [name.strip() for name in names.split(",")]
     if len(name_list) > 2 or len(set(name_list)) < len(name_list):
-        raise BadSetting(f"grade={names!r} names over two graders, or one twice. Use one or two: 'contains,judge'.")
+        raise BadSetting(f"grade={names!r} must name one grader, or two different ones. Example: 'contains,judge'.")
     grader, *others = [load_grader(name, judge, style) for name in name_list]
     return grader, others[0] if others else None
 

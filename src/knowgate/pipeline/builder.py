@@ -264,7 +264,7 @@ def _find_probe_folder(gate: str) -> str:
     manifest = read_artifact(spec.folder).manifest if spec else {}
     if spec is None or manifest["gate"] != "probe":
         raise BadSetting(
-            f"preset='cbdr' needs a folder with a fitted gate of the kind 'probe', but gate='{gate}' is none. "
+            f"preset='cbdr' needs the folder of a fitted gate of the kind 'probe', but gate='{gate}' is not one. "
             f"{FIT_PROBE_ADVICE}"
         )
     if manifest.get("target", "known") != "known":

@@ -163,5 +163,5 @@ def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
     role = message.get("role")
     content = message.get("content")
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        raise BadInput("every message must be an object with the text 'role' and the non-empty text 'content'.")
+        raise BadInput("every message must have the fields 'role' (a text) and 'content' (a text, not empty).")
     return role, content

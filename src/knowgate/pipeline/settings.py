@@ -67,8 +67,8 @@ class PipelineOptions(DecisionOptions):
     )
     index: PlainText | None = option(
         None,
-        "Index to search. It replaces `docs`. Possible are a folder, a search endpoint (`http:` before its "
-        "URL), or a search engine (qdrant:, chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
+        "Index to search, instead of `docs`: a folder, a search endpoint (`http:` before its URL), or a search engine "
+        "(qdrant:, chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
         repr=False,
     )
     retriever: PlainText | None = option(
@@ -96,10 +96,10 @@ class PipelineOptions(DecisionOptions):
         "Folder of a fitted gate `kbm` that drops useless passages. `DIR,verdict=own` drops them as in the KBM paper.",
     )
     log: PlainText | None = option(
-        None, "Log of retrieved questions: an SQLite file or postgresql://...", metavar="DB", repr=False
+        None, "Log of which questions the LLM can answer: an SQLite file or postgresql://...", metavar="DB", repr=False
     )
     log_drafts: bool = option(
-        False, "Also generate an answer from memory for `log` if the gate does not read a complete draft."
+        False, "To `log` more questions, also generate an answer from memory if the gate reads no complete one."
     )
     k: Count = option(3, "Maximum number of passages shown to the LLM.")
     max_tokens: Count = option(32, "Maximum length of an answer in tokens.")

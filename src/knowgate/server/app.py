@@ -289,7 +289,7 @@ def _check_draft_use(gate_service: GateService, settings: PipelineOptions, optio
     gate_reads_draft = not gate_service.get_signal_request(rag, RequestTrace()).is_empty
     if options.way == "question" and gate_reads_draft:
         raise BadSetting(
-            f"the gate '{rag.gate.name}' reads a draft answer, but with way='question' there is none. Set way='draft' or "
+            f"the gate '{rag.gate.name}' reads a draft answer, but way='question' generates none. Set way='draft' or "
             "way='race', or use a gate that reads only questions."
         )
     makes_drafts = gate_reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")

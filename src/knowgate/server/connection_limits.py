@@ -257,7 +257,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         is_http_1_0 = self.parser.get_http_version() == "1.0"
         n_hosts = sum(name == b"host" for name, _ in self.headers)
         if self.parser.get_method() == b"CONNECT" or n_hosts > 1 or (n_hosts == 0 and not is_http_1_0):
-            raise ValueError("the request uses CONNECT, or has no Host header or several ones")
+            raise ValueError("the request uses CONNECT, or does not have exactly one Host header")
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and is_http_1_0:
             raise ValueError("HTTP/1.0 has no Transfer-Encoding")

@@ -49,7 +49,7 @@ class ServeOptions(Options):
     way: ForwardingMode | None = option(
         None,
         "With `upstream`: what the gate reads before it decides. draft: the answer that the upstream gives without "
-        "passages. race: the same, and the search already runs meanwhile. question: only the question. Default: draft "
+        "passages. race: like draft, but the search runs at the same time. question: only the question. Default: draft "
         "if the gate needs a draft, otherwise question.",
     )
     place: PassagePlacement = option(
@@ -58,7 +58,7 @@ class ServeOptions(Options):
         "at the end of the system prompt. documents: in a separate field named documents.",
     )
     cite: bool = option(
-        True, "With `upstream`: ask the LLM to cite the passages that it uses as [id]. Never done in JSON mode."
+        True, "With `upstream`: ask the LLM to cite each passage that it uses, as [id]. Never done in JSON mode."
     )
     host: str = option("127.0.0.1", "Address to listen on. An address that other machines can reach requires `keys`.")
     port: int = option(8080, "Port to listen on.", ge=0, le=65535)
@@ -102,8 +102,8 @@ class ServeOptions(Options):
 
     audit: Share = option(
         0.0,
-        "Share of requests to audit. If an audited request was answered without passages, the server also answers it with "
-        "passages, after the response is sent, to measure how many answers skipping retrieval changes. Needs `decisions`.",
+        "Share of requests to audit. If an audited request was answered without passages, the server answers it again with "
+        "passages, after the response, to measure how often skipping retrieval changes the answer. Needs `decisions`.",
     )
     share_labels: bool = option(
         False,
@@ -117,14 +117,14 @@ class ServeOptions(Options):
     )
     max_changed: float | None = option(
         None,
-        "With `audit`: maximum share of answers that may change because retrieval is skipped, right or wrong ones. If "
+        "With `audit`: maximum share of answers, right or wrong, that may change because retrieval is skipped. If "
         "audits show more changed answers, the server raises an alarm and always retrieves. Default: the bound that "
         "`knowgate calibrate` recorded for the gate.",
         gt=0,
         lt=1,
     )
     confidence: float = option(
-        0.95, "With `audit`: statistical confidence of the measured loss and of the alarm.", gt=0, lt=1
+        0.95, "With `audit`: confidence level of the measured share of changed answers and of the alarm.", gt=0, lt=1
     )
     shadow: bool = option(False, "Always retrieve, and only log what the gate would decide.")
     canary: Share | None = option(
@@ -137,7 +137,7 @@ class ServeOptions(Options):
     share_b: Share = option(0.5, "With `gate_b`: share of requests that the second gate decides.")
 
     renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search", "max_loss": "max_changed"}
-    price_search: Price = option(0.0, "Price of one search, from which the dashboard computes savings.")
+    price_search: Price = option(0.0, "Price of one search. The dashboard computes the money saved from it.")
     price_llm_call: Price | None = option(
         None,
         (
@@ -146,7 +146,7 @@ class ServeOptions(Options):
         ),
     )
     price_token: Price | None = option(
-        None, "Price of one token that the LLM reads or writes, from which the dashboard computes savings."
+        None, "Price of one token that the LLM reads or writes. The dashboard computes the money saved from it."
     )
     price_input_token: Price | None = option(None, "Price of one prompt token. Default: the price in `price_token`.")
     price_output_token: Price | None = option(
@@ -204,7 +204,7 @@ def load_serve_options(settings: PipelineOptions, overrides: ServeOptions | None
     if misplaced:
         name = misplaced[0]
         raise BadSetting(
-            f"knowgate.toml: the table [serve] has no option '{name}'. Move it to the top of the file, before the first table."
+            f"knowgate.toml: the table [serve] has no option '{name}'. Move '{name}' to the top, before the first table."
         )
     changes = {} if overrides is None else get_set_fields(overrides)
     return read_options(ServeOptions, {**settings.serve, **changes}, "knowgate.toml [serve]")

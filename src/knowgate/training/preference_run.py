@@ -50,7 +50,7 @@ class PreferenceOptions(Options):
     gate: str | None = option(None, "Folder of a fitted probe that measures the LLM's confidence.", metavar="PROBE")
     index: str | None = option(
         None,
-        "Where candidate passages are searched: an index folder, a search endpoint (`http:` before its URL) "
+        "Where to search for candidate passages: an index folder, a search endpoint (`http:` before its URL) "
         "or a search engine.",
     )
     data: str | None = option(
@@ -58,7 +58,7 @@ class PreferenceOptions(Options):
     )
     candidates: int = option(20, "Number of candidate passages per question.", ge=2)
     top: Count = option(
-        DEFAULT_TOP, "Maximum number of passages per question to keep of each kind: helpful and not helpful."
+        DEFAULT_TOP, "For each question, keep at most this many helpful passages and this many other passages."
     )
     cut: Count | None = option(
         None,
@@ -66,7 +66,7 @@ class PreferenceOptions(Options):
         "alone matters.",
     )
     split: Literal["train", "dev", "test"] | None = option(
-        None, "Split for all questions: `train`, `dev` or `test`. Default: the division that `knowgate fit` makes."
+        None, "Assign all questions to this split: `train`, `dev` or `test`. Default: split as `knowgate fit` does."
     )
     limit: Count | None = option(None, "Maximum number of questions to use.")
     seed: Seed = option(0, "Random seed of the division into splits.")

@@ -254,7 +254,7 @@ def train_groups(
         MissingExtra: torch is not installed.
     """
     if not groups:
-        raise BadInput("no question has both helpful and harmful passages. Measure more with `knowgate prefer`.")
+        raise BadInput("no question has both helpful and harmful passages. Run `knowgate prefer` on more questions.")
     with require_extra("training a reranker", "train"):
         import torch
     short_groups, cut = truncate_groups(model, groups)

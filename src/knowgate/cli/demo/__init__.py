@@ -18,7 +18,7 @@ INTRODUCTION = "knowgate: an LLM searches where it must, and not where it knows.
 class DemoOptions(Options):
     """Options of `knowgate demo`."""
 
-    model: str = option("smollm", "LLM to use. Default: the embedded one.")
+    model: str = option("smollm", "LLM to use. Default: smollm, which comes with knowgate.")
     gate: str = option("default", "Gate that decides whether to search; see: knowgate gates")
     threshold: float | None = option(
         None, "Search if the gate's score is above this threshold. Default: the threshold of the gate."
@@ -27,7 +27,7 @@ class DemoOptions(Options):
     search_seconds: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = option(
         None, "Seconds that each search waits, to imitate a hosted search. Default: the same as for `knowgate eval`."
     )
-    quick: bool = option(False, "Show only the first question, or recorded results without an LLM.", flag="--quick")
+    quick: bool = option(False, "Show only the first question, or recorded results if no LLM can run.", flag="--quick")
 
 
 def demo(options: DemoOptions) -> None:

@@ -242,7 +242,7 @@ class HistoryStore:
         query = f"SELECT outcome, {self.vector_column} FROM entries WHERE {condition} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])
         if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
-            raise self._make_error(f"the outcome of an entry is {str(invalid[0])[:40]!r}, not better, worse or same")
+            raise self._make_error(f"an outcome must be better, worse or same, not {str(invalid[0])[:40]!r}")
         return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
 
     def sample(self, k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()) -> tuple[Neighbor, ...]:

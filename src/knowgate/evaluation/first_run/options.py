@@ -37,8 +37,8 @@ class FirstRunOptions(Options):
     count: Count = option(DEFAULT_COUNT, "Maximum number of questions to label.", le=100_000)
     max_loss: float = option(
         DEFAULT_MAX_LOSS,
-        "Maximum share of right answers that skipping may lose, proven with 95 % confidence. From 500 questions on, a "
-        "policy is fitted, and answers that skipping makes right are subtracted.",
+        "Maximum share of right answers that skipping retrieval may lose, proven with 95 % confidence. With 500 or more "
+        "questions, a policy is fitted, and wrong answers that skipping turns right are subtracted.",
         gt=0,
         lt=1,
     )

@@ -32,7 +32,7 @@ class ReportOptions(CostAssumptions):
     html: bool = option(True, "Whether to write the HTML page.")
     max_loss: Share = option(
         MAX_LOSS,
-        "Limit for recommending a gate: the share of right answers that it may lose, minus those that it gains.",
+        "Largest net loss of a recommended gate: the share of right answers that it loses, minus the share that it gains.",
     )
 
 

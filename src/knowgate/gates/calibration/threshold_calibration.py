@@ -60,8 +60,8 @@ class CalibrationOptions(Options):
 
     max_loss: float | None = option(
         None,
-        "Maximum share of right answers that skipping retrieval may lose, as a guarantee. Example: 0.02. With "
-        "`net`, gained answers are subtracted.",
+        "Guaranteed maximum share of right answers that are lost by skipping retrieval. Example: 0.02. With `net`, wrong "
+        "answers that skipping turns right are subtracted.",
     )
     confidence: float | None = option(
         None, f"Confidence of the guarantee that `max_loss` asks for. Default: {DEFAULT_CONFIDENCE}."
@@ -72,7 +72,7 @@ class CalibrationOptions(Options):
     )
     net: bool = option(
         False,
-        "With `max_loss`: subtract answers that skipping retrieval gains from the loss. Default: count only lost "
+        "With `max_loss`: limit the net loss, which is lost minus gained right answers. Default: count only lost "
         "answers, which is stricter.",
     )
     held_out: float = option(0.5, "Share of the questions that are kept back to test the threshold.", ge=0, lt=1)
@@ -109,7 +109,7 @@ class CalibrationOptions(Options):
         if self.max_loss is None and (self.net or self.confidence is not None):
             raise BadSetting(
                 "`net` and `confidence` have an effect only with `max_loss`, the accepted loss of accuracy. Set `max_loss`, "
-                "or leave them out."
+                "or leave `net` and `confidence` out."
             )
 
     @property
@@ -246,7 +246,7 @@ def _check_gate_and_options(gate: str | Gate, options: CalibrationOptions) -> No
     spec = get_fitted_spec(gate)
     if options.out is not None and spec is None:
         raise BadSetting(
-            f"gate '{get_gate_name(gate)}' is not fitted, so it has no folder for the threshold. Remove `out`."
+            f"gate '{get_gate_name(gate)}' is not fitted, so it has no folder that could be copied to `out`. Remove `out`."
         )
     if spec is not None and spec.verdict == "own":
         raise BadSetting(

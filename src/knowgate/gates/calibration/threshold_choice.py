@@ -31,9 +31,9 @@ MAX_REQUIRED_ROWS = 1 << 19  # more rows than anybody labels
 class SafetyLimits(Options):
     """Limits on the accuracy lost by a threshold, compared with always retrieving."""
 
-    max_loss: float = option(0.01, "Maximum estimated net loss: lost minus gained right answers.", ge=0, lt=1)
-    loss_bound: float = option(0.03, "Largest accepted upper confidence limit of the net loss.", gt=0, lt=1)
-    confidence: float = option(0.95, "Confidence of the upper limit.", gt=0.5, lt=1)
+    max_loss: float = option(0.01, "Maximum measured net loss: lost minus gained right answers.", ge=0, lt=1)
+    loss_bound: float = option(0.03, "Maximum net loss at the confidence level `confidence`.", gt=0, lt=1)
+    confidence: float = option(0.95, "Confidence level of `loss_bound`.", gt=0.5, lt=1)
 
     def accepts(self, loss: NetLoss) -> bool:
         """Return whether the estimated loss and its upper confidence limit are within the limits."""

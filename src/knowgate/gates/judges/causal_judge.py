@@ -184,8 +184,8 @@ class CausalJudge:
         """Raise BadSetting if the first token of a part is not a label."""
         if tokens[0] not in self.label_tokens:
             raise BadSetting(
-                f"{self.model.name} cannot be a judge here. The first token of '{part}' is not a label. Choose a different "
-                "base model."
+                f"{self.model.name} cannot be a judge. Its tokenizer does not split '{part}' after the label at its start "
+                f"({' or '.join(self.labels)}). Choose a different base model."
             )
 
     @functools.cached_property

@@ -375,7 +375,7 @@ def compute_shared_attention(
         others: Arguments of variants of attention. Those that cannot be computed here raise RuntimeError.
     """
     if unsupported := [name for name in UNSUPPORTED_ARGUMENTS if others.get(name) is not None]:
-        raise RuntimeError(f"attention with {', '.join(unsupported)} cannot share a cache: see supports_shared_cache")
+        raise RuntimeError(f"attention with {', '.join(unsupported)} cannot use a cache that several answers share")
     cache = _active_cache.get()
     layer = cache.layers[module.layer_idx]
     prompts, heads, answers, answer_tokens, _ = key.shape

@@ -63,8 +63,8 @@ class ServerLabelReader:
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(
                 f"the server of openai:{self._endpoint.model} is '{self._endpoint.server}', which cannot compute the "
-                f"probabilities of yes and no in a prompt. Use a server of {', '.join(LABEL_SERVERS.values())}, or a "
-                "local model such as hf:NAME."
+                "probabilities of answers such as yes and no at several places of a prompt. Use a server of "
+                f"{', '.join(LABEL_SERVERS.values())}, or a local model such as hf:NAME."
             )
 
     def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
@@ -284,7 +284,7 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
     raise ModelError(
-        "the server cannot compute the probabilities of yes and no: it lists too few tokens. Use vLLM or SGLang."
+        "the server lists too few tokens to compute the probabilities of answers such as yes and no. Use vLLM or SGLang."
     )
 
 

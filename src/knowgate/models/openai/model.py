@@ -325,9 +325,8 @@ class OpenAIModel(SinglePromptBackend):
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise UnsupportedSignal(
-                f"{self.name} cannot compute the probabilities of yes and no: it does not list the most probable "
-                "tokens. Use another "
-                "server, or a local model such as hf:NAME."
+                f"{self.name} cannot compute the probabilities of answers such as yes and no: it does not list the most probable "
+                "tokens. Use another server, or a local model such as hf:NAME."
             )
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
@@ -348,8 +347,8 @@ class OpenAIModel(SinglePromptBackend):
         tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
             raise ModelError(
-                f"{self.name} cannot compute the probabilities of yes and no: it returned no top_logprobs. Check the "
-                "server's log."
+                f"{self.name} cannot compute the probabilities of answers such as yes and no: it returned no top_logprobs. "
+                "Check the server's log."
             )
         return tokens[0].top
 

@@ -388,9 +388,8 @@ class ModelEndpoint:
             if error.status not in MISSING_STATUSES:
                 raise
             raise UnsupportedSignal(
-                f"{str(error).rstrip('.')}. Logits of labels and hidden states come from the server's endpoint {path}. "
-                "Use the server's "
-                "own URL instead of a gateway's, or update the server."
+                f"{str(error).rstrip('.')}. Hidden states and the probabilities of answers such as yes and no are read from "
+                f"the server's endpoint {path}. Use the server's own URL instead of a gateway's, or update the server."
             ) from None
 
 

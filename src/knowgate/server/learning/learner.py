@@ -317,8 +317,8 @@ def _check_options(options: ServeOptions) -> None:
         )
     if options.max_changed is not None and not options.audit:
         raise BadSetting(
-            "`max_changed` needs audits, which measure how often skipped searches change answers. Set `audit` to the share of "
-            "requests to audit. Example: 0.05"
+            "`max_changed` needs audits, which measure how often skipping a search changes the answer. Set `audit` to the "
+            "share of requests to audit. Example: 0.05"
         )
     if options.shadow and options.canary is not None:
         raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
@@ -339,7 +339,7 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
         raise BadSetting(f"gate_b='{gate.name}' cannot be used: {staleness.rstrip('.')}.")
     if options.way == "question" and not second_rag.bound_gate.request.is_empty:
         raise BadSetting(
-            f"gate_b='{gate.name}' reads a draft answer, but with way='question' there is none. Set way='draft' or way='race', "
+            f"gate_b='{gate.name}' reads a draft answer, but way='question' generates none. Set way='draft' or way='race', "
             "or use a gate that reads only questions."
         )
     if options.upstream is not None:

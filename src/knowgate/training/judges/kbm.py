@@ -44,7 +44,7 @@ class KBMOptions(JudgeFitOptions):
         "What the gate decides by: `mastery` (the share of right samples) or `certainty` (how far the samples agree).",
     )
     tau: float | None = option(
-        None, "Minimum value of a question that counts as known. Default: the best value on the dev split.", gt=0, le=1
+        None, "Lowest mastery or certainty of a known question. Default: the best value on the dev split.", gt=0, le=1
     )
     epochs: Count = option(3, "Passes over the training examples.")
 

@@ -32,8 +32,8 @@ class PolicyOptions(ChoiceOptions):
     base: str | None = option(
         None,
         "Also try a judge that is fine-tuned from this model: small (no GPU needed, minutes per 1,000 rows), smollm, "
-        "hf:NAME or gguf:FILE; `none` tries no judge. Default with a GPU: the LLM whose answers were labeled, or small if it "
-        "cannot be trained. Default without a GPU: small for at most 2,000 rows without signals of the LLM, else none.",
+        "hf:NAME or gguf:FILE; `none` tries no judge. Default on a GPU: the LLM that was labeled if it is local, else small. "
+        "Default on a CPU: small if there are at most 2,000 rows, without log-probabilities or hidden states, else none.",
     )
     topics: str = option(
         "auto", f"{TOPICS_HELP} The model card shows them; `none` leaves them out.", metavar="auto|N|KEY|none"
