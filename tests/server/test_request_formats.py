@@ -1,20 +1,26 @@
 """Plain questions in completions and responses; other prompts are forwarded unchanged."""
 
+import threading
 import time
 
 import httpx
 import pytest
 
 from knowgate.data.history.entries import is_too_long
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline.conversation import MAX_EXCHANGES
+from knowgate.server.chat import request_formats
 from knowgate.server.chat.request_formats import (
     REQUEST_FORMATS,
     UngatedRequest,
     extract_question,
+    extract_text,
     format_passages,
     insert_passages,
 )
 from knowgate.server.streaming import StreamAnnotator
 from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.upstream import forwarding
 from knowgate.types import Passage
 from tests.server.conftest import UNKNOWN
 
@@ -203,3 +209,54 @@ def test_a_question_of_characters_that_normalization_multiplies_is_too_long():
     question = extract_question(None, [{"role": "user", "content": ligature * 2_000}])
     assert isinstance(question, UngatedRequest)
     assert "more than 20,000 characters" in question.reason
+
+
+def test_only_the_latest_messages_of_a_long_chat_are_read(monkeypatch):
+    n_read = 0
+
+    def count(content):
+        nonlocal n_read
+        n_read += 1
+        return extract_text(content)
+
+    monkeypatch.setattr(request_formats, "extract_text", count)
+    exchange = [{"role": "user", "content": "Who wrote Emma?"}, {"role": "assistant", "content": "Jane Austen."}]
+    messages = [*exchange * 6_000, {"role": "user", "content": "When was she born?"}]
+    question = request_formats.extract_question(FakeModel(), messages)
+    assert (question.meta["asked"], question.meta["earlier"]) == (
+        "When was she born?",
+        ["Who wrote Emma?"] * MAX_EXCHANGES,
+    )
+    assert n_read == 1 + request_formats.MAX_EARLIER_MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "function"),
+    [
+        ("chat/completions", forwarding, "parse_request"),
+        ("responses", request_formats, "extract_question"),
+    ],
+)
+def test_long_chats_are_read_outside_the_event_loop(serve, monkeypatch, path, module, function):
+    original, threads, loop_threads = getattr(module, function), [], []
+
+    def record(*args):
+        threads.append(threading.current_thread())
+        return original(*args)
+
+    def remember_loop(service):
+        get_question = service.gate_service.set_model
+        monkeypatch.setattr(
+            service.gate_service,
+            "set_model",
+            lambda *args: (loop_threads.append(threading.current_thread()), get_question(*args)),
+        )
+
+    address, _ = serve(gate="logprob:first", change=remember_loop)
+    monkeypatch.setattr(module, function, record)
+    messages = [{"role": role, "content": "a " * 50} for role in ("user", "assistant")] * 1_000
+    messages.append({"role": "user", "content": "Who wrote Emma?"})
+    post(address, path, messages=messages, input=messages)
+    assert threads
+    assert loop_threads
+    assert not set(threads) & set(loop_threads)

@@ -28,6 +28,7 @@ from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, Rer
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import BackgroundSearch, ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.response_body import run_for_size
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
 BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
@@ -191,7 +192,8 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     gate_service, trace = forwarder.gate_service, request.trace
     rag = gate_service.prepare(request.body, trace)
     ungated = check_upstream_tools(request.body)
-    question = ungated or REQUEST_FORMATS[path].extract_question(rag.model, request.body)
+    extract_question = partial(REQUEST_FORMATS[path].extract_question, rag.model, request.body)
+    question = ungated or await run_for_size(len(request.raw_body), extract_question)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)

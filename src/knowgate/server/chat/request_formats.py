@@ -6,9 +6,10 @@ contain a plain question, no gate can decide on it, and it is forwarded unchange
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from knowgate.server.options import PassagePlacement
 from knowgate.types import Model, Passage, Question
 
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
+MAX_EARLIER_MESSAGES = 32  # earlier messages of a chat that are read to understand a follow-up
 CLIENT_TOOL_TYPES = ("function", "custom")  # tools of all other types are run by the upstream
 TAG_OPENINGS, SLASHES = "<＜﹤‹«⟨〈\u2329《❮˂", "/／∕⁄⧸"
 # Invisible and combining characters.
@@ -80,12 +82,17 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
         return UngatedRequest("the user's message is empty")
     if is_too_long(text):
         return UngatedRequest(f"the user's message has more than {MAX_QUESTION_CHARS:,} characters")
-    conversation = []  # without system prompts, tool results and messages that contain more than text
-    for message in messages[:-1]:
-        content = extract_text(message.get("content"))
-        if message["role"] in ("user", "assistant") and content and content.strip():
-            conversation.append({"role": message["role"], "content": content})
-    return question_from_messages(model, [*conversation, {"role": "user", "content": text}])
+    # A follow-up refers to the latest messages, and a chat can have thousands.
+    latest = list(itertools.islice(_iter_texts_backwards(messages[:-1]), MAX_EARLIER_MESSAGES))
+    return question_from_messages(model, [*reversed(latest), {"role": "user", "content": text}])
+
+
+def _iter_texts_backwards(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yield the texts of user and assistant, last one first, without messages that contain more than text."""
+    for message in reversed(messages):
+        content = extract_text(message.get("content")) if message["role"] in ("user", "assistant") else None
+        if content and content.strip():
+            yield {"role": message["role"], "content": content}
 
 
 def extract_text(content: object) -> str | None:

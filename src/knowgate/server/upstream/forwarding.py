@@ -121,7 +121,9 @@ class UpstreamForwarder:
 
     async def chat(self, request: ForwardedRequest) -> Response:
         """Answer a chat request. A chat without a plain question is forwarded without a decision."""
-        messages = parse_request(ChatRequest, request.body).messages
+        messages = (
+            await run_for_size(len(request.raw_body), partial(parse_request, ChatRequest, request.body))
+        ).messages
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
         ungated = check_upstream_tools(request.body)
@@ -332,8 +334,9 @@ class UpstreamForwarder:
             ApiError: The connection failed.
         """
         body = drafts.build_draft_request(request.upstream_body, reader)
+        content = await run_for_size(len(request.raw_body), lambda: json.dumps(body).encode())
         with request.trace.measure(stage):
-            response = await self.upstream.send("POST", CHAT_PATH, json.dumps(body).encode(), request.headers)
+            response = await self.upstream.send("POST", CHAT_PATH, content, request.headers)
         if response.status != 200:
             return response
         try:
