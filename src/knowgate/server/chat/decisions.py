@@ -191,9 +191,10 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     """Answer a request to /completions or /responses with the upstream. Add passages if the gate decides so."""
     gate_service, trace = forwarder.gate_service, request.trace
     rag = gate_service.prepare(request.body, trace)
-    ungated = check_upstream_tools(request.body)
-    extract_question = partial(REQUEST_FORMATS[path].extract_question, rag.model, request.body)
-    question = ungated or await run_for_size(len(request.raw_body), extract_question)
+    question: Question | UngatedRequest | None = check_upstream_tools(request.body)
+    if question is None:
+        extract_question = partial(REQUEST_FORMATS[path].extract_question, rag.model, request.body)
+        question = await run_for_size(len(request.raw_body), extract_question)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
