@@ -30,6 +30,8 @@ def test_a_demanded_loss_without_a_guarantee_retrieves_with_a_reason(serve, upst
     assert (report["retrieve"], report["gate"], len(report["passages"])) == (True, "never", 1)
     assert "not proven here that skipping loses at most 1.00%" in report["reason"]
     assert "the gate has no guarantee. Prove one with `knowgate calibrate`" in report["reason"]
+    own_choice = {"max_loss": 0.01, "retrieve": "never"}
+    assert not ask(address, model="knowgate", knowgate=own_choice).json()["knowgate"]["retrieve"]
 
 
 @pytest.mark.parametrize(("proven", "retrieves"), [(0.02, False), (0.05, True), (None, True)])

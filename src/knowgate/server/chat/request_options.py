@@ -212,7 +212,7 @@ def require_guarantee(rag: AdaptiveRAG, options: RequestOptions) -> AdaptiveRAG:
     Call this for each request, because the index can change.
     """
     max_loss = options.max_loss
-    if max_loss is None or options.retrieve == "always":
+    if max_loss is None or options.retrieve != "auto":  # "always" and "never" overrule the gate
         return rag
     try:
         cause = _explain_missing_proof(rag, max_loss)

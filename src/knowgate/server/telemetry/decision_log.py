@@ -35,6 +35,7 @@ from knowgate.server.database import (
     open_store,
 )
 from knowgate.server.json_api import ApiError
+from knowgate.server.load_limits import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class DecisionLog:
         self._is_closing = False
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
+        self._limited_log = LimitedLog(log)
         self._thread = ThreadPoolExecutor(1, "knowgate-decisions")
         try:
             self._store = self._thread.submit(_open_log, location).result()
@@ -221,7 +223,7 @@ class DecisionLog:
         if is_kept:
             log.warning("%d decisions wait, because the decision log is locked by another process.", len(rows))
         else:
-            log.warning("%d decisions could not be logged: %s", len(rows), error)
+            self._limited_log.write("%d decisions could not be logged: %s", len(rows), error)
             self._count_loss("write failed", len(rows))
 
     def _count_loss(self, reason: str, count: int) -> None:
