@@ -96,5 +96,5 @@ def test_a_second_grader_follows_a_comma():
 
 @pytest.mark.parametrize("names", ["exact,exact", "exact,contains,choice"])
 def test_other_numbers_of_graders_are_rejected(names):
-    with pytest.raises(BadSetting, match="Use one or two"):
+    with pytest.raises(BadSetting, match="must name one grader, or two different ones"):
         load_graders(names)
