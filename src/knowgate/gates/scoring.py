@@ -202,15 +202,16 @@ def read_questions(
     model: Model, gates: Sequence[Gate], questions: Sequence[Question], prompts: AnswerPrompts
 ) -> list[Reading]:
     """Run a model on questions, and return one reading per question. A reading has the signals for all gates."""
-    _check_sample_layers(gates)
+    requests = [gate.request for gate in gates]
+    _check_sample_layers(gates, requests)
     if not questions:
         return []
-    request = functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest())
-    if request.is_empty:
+    if all(request.is_empty for request in requests):
         readings = [Reading() for _ in questions]
     else:
         with allow_interruption(model):
-            readings = model.read([prompts.closed(question) for question in questions], request)
+            closed_prompts = [prompts.closed(question) for question in questions]
+            readings = model.read(closed_prompts, functools.reduce(operator.or_, requests, SignalRequest()))
     for gate in gates:
         readings = add_neighbors(gate, questions, readings)
         readings = _add_label_logits(gate, model, questions, readings)
@@ -285,14 +286,15 @@ def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
     return True
 
 
-def _check_sample_layers(gates: Sequence[Gate]) -> None:
+def _check_sample_layers(gates: Sequence[Gate], requests: Sequence[SignalRequest]) -> None:
     """Raise BadSetting if gates read the hidden states of sampled answers at different layers or tokens.
 
     One pass of the model returns only one hidden state per sampled answer.
     """
-    requests = [(gate.name, gate.request) for gate in gates if gate.request.sample_layer is not None]
-    if len({(request.sample_layer, request.sample_end) for _, request in requests}) > 1:
-        names = ", ".join(name for name, _ in requests)
+    ends = {(request.sample_layer, request.sample_end) for request in requests if request.sample_layer is not None}
+    if len(ends) > 1:
+        pairs = zip(gates, requests, strict=True)
+        names = ", ".join(gate.name for gate, request in pairs if request.sample_layer is not None)
         raise BadSetting(
             f"these gates cannot run together: {names}. They read hidden states of sampled answers at different layers or "
             "tokens. Run one at a time, or set the same layer."

@@ -146,7 +146,8 @@ class AdaptiveRAG:
             >>> AdaptiveRAG(load_model("fake"), load_gate("always")).decide("Who wrote Faust?").retrieve
             True
         """
-        return self.decide_many([question])[0]
+        (state,) = self._decide([as_question(question)], [self.bound_gate])
+        return state.final_decision
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decide for several questions whether they need retrieval, without retrieving or answering."""
@@ -214,6 +215,11 @@ class AdaptiveRAG:
         if is_same_gate and "bound_gate" in vars(self):
             vars(other)["bound_gate"] = self.bound_gate
         return other
+
+    @functools.cached_property
+    def without_rules(self) -> AdaptiveRAG:
+        """This pipeline without rules, for callers that have already applied them."""
+        return self.replace(rules=None)
 
     # --- asyncio ----------------------------------------------------------------------------------
 

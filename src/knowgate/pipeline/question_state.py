@@ -79,6 +79,8 @@ class QuestionState:
         """The decision, with all later notes and the arbiter's reason."""
         if self.decision is None:
             raise RuntimeError("the question has no decision yet")
+        if not self.notes and self.choice is None:
+            return self.decision
         # The arbiter's own reason says more than the note DRAFT_GIVEN.
         notes = [note for note in self.notes if note is not DecisionNote.DRAFT_GIVEN]
         reasons = [self.decision.reason, *describe_notes(notes)]

@@ -343,9 +343,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         These are responses to HTTP/1.0 without a length, and early responses, which start before the body of the request
         is complete.
         """
-        has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
-        self._ends_with_connection = cycle.scope["http_version"] == "1.0" and not has_length
-        if self._ends_with_connection:  # HTTP/1.0 has no chunks
+        self._ends_with_connection = False
+        if cycle.scope["http_version"] == "1.0" and not _has_length(message):  # HTTP/1.0 has no chunks
+            self._ends_with_connection = True
             cycle.chunked_encoding = False
             cycle.keep_alive = False
         is_early = cycle.more_body
@@ -385,3 +385,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if timer is not None:
             timer.cancel()
             setattr(self, name, None)
+
+
+def _has_length(message: Any) -> bool:
+    """Return whether the headers of a response name its length."""
+    return any(name.lower() == b"content-length" for name, _ in message["headers"])

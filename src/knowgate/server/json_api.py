@@ -145,15 +145,17 @@ async def read_body(
                 if len(body) + len(chunk) > max_bytes:
                     raise too_large
                 large_bytes = max(0, len(body) + len(chunk) - LARGE_BODY_BYTES)
-                reserve(large_bytes - reserved_bytes)
-                reserved_bytes = large_bytes
+                if large_bytes:
+                    reserve(large_bytes - reserved_bytes)
+                    reserved_bytes = large_bytes
                 body += chunk
     except TimeoutError:
         raise ApiError(408, f"the request body did not arrive within {timeout:g} seconds.", "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the client disconnected before the whole request had arrived.") from None
     finally:
-        reserve(-reserved_bytes)
+        if reserved_bytes:
+            reserve(-reserved_bytes)
     return bytes(body)
 
 

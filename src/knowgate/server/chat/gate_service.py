@@ -236,7 +236,7 @@ class GateService:
             trace: Trace of the request.
         """
         trace.draft = draft
-        rag = rag.replace(rules=None)  # the caller has already applied them
+        rag = rag.without_rules  # the caller has already applied them
         if reason := self.get_staleness(rag, trace.model_name):
             return self.bypass_stale_gate(rag, trace, reason)
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them

@@ -20,7 +20,7 @@ from knowgate.gates.calibration.deployment import is_fitted_on_recorded
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import ApiError, parse_request
-from knowgate.server.schemas import GatedRequest, GateRequest, PassageFilter
+from knowgate.server.schemas import GatedRequest, PassageFilter
 from knowgate.types import Gate, Passage, Question, Reading, Retriever
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
         ApiError: 400 if a field is invalid, 404 if the model name selects an unknown gate.
     """
     request = parse_request(GatedRequest, body)
-    options = request.knowgate or GateRequest()
-    return RequestOptions(gate=_read_gate_name(request.model), **dict(options))
+    own_options = {} if request.knowgate is None else dict(request.knowgate)
+    return RequestOptions(gate=_read_gate_name(request.model), **own_options)
 
 
 def _read_gate_name(model: str | None) -> str:

@@ -15,6 +15,7 @@ import uuid
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ DELETE_OLD_SNAPSHOTS = "DELETE FROM figures WHERE at < ? AND server NOT IN (SELE
 SELECT_OTHER_SNAPSHOTS = "SELECT record FROM figures WHERE worker <> ? AND (server = ? OR at > ?)"
 
 
-class DecisionTotals(BaseModel):
+@dataclass
+class DecisionTotals:
     """Sums over requests with a decision, for all gates or one arm (gate).
 
     Attributes:
@@ -125,7 +127,7 @@ class DecisionTotals(BaseModel):
 
     def merge(self, other: DecisionTotals) -> None:
         """Add each sum of another process to the same sum of this one."""
-        for name, value in other:
+        for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
@@ -195,7 +197,9 @@ class MetricsSnapshot(BaseModel):
             return
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:  # an arm is a gate of an A/B test; "" has the sums over all requests
-            self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens, seconds)
+            if arm not in self.totals:
+                self.totals[arm] = DecisionTotals()
+            self.totals[arm].add_request(trace, passage_tokens, seconds)
         # The histogram leaves out decisions that the gate did not make, and requests with options such as a threshold.
         if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
             self._count_need(trace.decision)

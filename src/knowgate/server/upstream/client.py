@@ -118,11 +118,7 @@ class UpstreamClient:
     def __init__(self, url: str, options: ServeOptions):
         address = URL(url)
         self.url = url if address.user is None else str(address.with_user(None))
-        self._login = ""
-        if address.user:
-            # A login in the URL is sent as a header. aiohttp would refuse it together with an API key.
-            credentials = f"{address.user}:{address.password or ''}".encode()
-            self._login = f"Basic {base64.b64encode(credentials).decode()}"
+        self._login = _find_login(address)
         self.breaker = CircuitBreaker("upstream", probes_first=True)
         self._probe: asyncio.Task[None] | None = None
         # When the request of each response was sent.
@@ -245,21 +241,16 @@ class UpstreamClient:
         headers = {name: client_headers[name] for name in FORWARDED_REQUEST_HEADERS if name in client_headers}
         headers["Content-Type"] = "application/json"
         headers["Accept-Encoding"] = "identity"  # without compression, streams can be forwarded as they are
-        if own_login := self._get_login():
-            headers["Authorization"] = own_login
+        if self._login:
+            headers["Authorization"] = self._login
         elif self._forwards_keys and "authorization" in client_headers:
             headers["Authorization"] = client_headers["authorization"]
             headers |= {name: client_headers[name] for name in ACCOUNT_HEADERS if name in client_headers}
         return headers
 
-    def _get_login(self) -> str:
-        """Return this server's login header for the upstream. "" means no own login."""
-        key, _ = find_api_key()
-        return self._login or (f"Bearer {key}" if key else "")
-
     def redact_login(self, content: bytes) -> bytes:
         """Replace the login of this server in a response by ***. Some servers repeat it in errors."""
-        _, _, secret = self._get_login().partition(" ")  # such as "Bearer SECRET"
+        _, _, secret = self._login.partition(" ")  # such as "Bearer SECRET"
         return content.replace(secret.encode(), b"***") if secret else content
 
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
@@ -305,6 +296,15 @@ class UpstreamClient:
                 self._default_models.clear()
             self._default_models[account] = names[0]
         return self._default_models[account]
+
+
+def _find_login(address: URL) -> str:
+    """Return this server's login header for the upstream, from its URL or the environment. "" means no own login."""
+    if address.user:  # aiohttp would refuse a login in the URL together with an API key
+        credentials = f"{address.user}:{address.password or ''}".encode()
+        return f"Basic {base64.b64encode(credentials).decode()}"
+    key, _ = find_api_key()
+    return f"Bearer {key}" if key else ""
 
 
 def _find_proxy(url: str) -> dict[str, Any]:
