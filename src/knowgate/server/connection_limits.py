@@ -81,6 +81,45 @@ class AddressConnections:
             oldest.transport.abort()
 
 
+class HeaderBuffer:
+    """Transport of a response that sends its headers together with the beginning of its body.
+
+    Two small packets instead of one would cost the server and the client a tenth of their time.
+
+    Attributes:
+        holds: Whether the bytes that are written next are held back until further ones are written.
+    """
+
+    def __init__(self, transport: asyncio.Transport):
+        self.holds = False
+        self._transport = transport
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes after those that were held back, or hold them back."""
+        if self.holds:
+            self._held = data
+            return
+        if self._held:
+            self._transport.writelines([self._held, data])
+            self._held = b""
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send bytes that were held back."""
+        if self._held:
+            self.write(b"")
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection after everything is sent."""
+        self.flush()
+        self._transport.close()
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """HTTP protocol of uvicorn with limits on headers, queued requests and connections.
 
@@ -250,6 +289,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         # Headers of responses are changed in `_send`.
         self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
+        self.cycle.transport = HeaderBuffer(self.transport)  # type: ignore[assignment]
         self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}
 
     def _check_headers(self) -> None:
@@ -336,6 +376,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             # This response has no Content-Length, but uvicorn accepts only parts with the expected length.
             cycle.expected_content_length = len(message.get("body", b""))
         await RequestResponseCycle.send(cycle, message)
+        cycle.transport.flush()  # type: ignore[attr-defined]  # for a response without a body
 
     async def _send_headers(self, cycle: RequestResponseCycle, message: Any) -> None:
         """Send the headers of a response. Some get the header "Connection: close".
@@ -351,7 +392,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         is_early = cycle.more_body
         if is_early:
             cycle.keep_alive = False  # adds the header "Connection: close"
+        # The body of a response with a length follows at once. The first event of a stream may take long.
+        cycle.transport.holds = _has_length(message)  # type: ignore[attr-defined]
         await RequestResponseCycle.send(cycle, message)
+        cycle.transport.holds = False  # type: ignore[attr-defined]
         if is_early:
             # If uvicorn closed the connection at the end of the response while the client still sends, the client would not
             # see the response. `on_response_complete` closes it later instead.
