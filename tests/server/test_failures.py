@@ -1,5 +1,6 @@
 """Failing components never block an answer; invalid requests are rejected."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -423,6 +424,48 @@ def test_a_client_that_disconnects_during_a_stream_cancels_the_upstream_request(
         next(reply.iter_lines())
     until(lambda: stub.dropped == 1)
     until(lambda: app.state.service.active_requests.count == 0)
+
+
+def serve_with_endless_drafts(serve, stub, monkeypatch, **options):
+    """Start a server whose gate reads the first token of a stream that goes on, and then waits."""
+    stub.waits_for = threading.Event()
+    address, app = serve(gate="logprob:first", **options)
+    is_deciding = threading.Event()
+
+    async def wait(*args):
+        is_deciding.set()
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(app.state.service.gate_service, "_run_gate", wait)
+    return address, app, is_deciding
+
+
+def test_a_client_that_disconnects_while_the_gate_decides_leaves_no_connection_to_the_upstream(
+    serve, stub, monkeypatch
+):
+    address, app, is_deciding = serve_with_endless_drafts(serve, stub, monkeypatch)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": UNKNOWN}], "stream": True})
+    host, port = address.removeprefix("http://").split(":")
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall((head + body).encode())
+        assert is_deciding.wait(30)
+    until(lambda: stub.dropped == 1)
+    until(lambda: app.state.service.active_requests.count == 0)
+
+
+def test_a_stream_that_a_durable_server_does_not_send_leaves_no_connection_to_the_upstream(
+    serve, stub, tmp_path, monkeypatch
+):
+    stub.waits_for = threading.Event()  # the stream goes on after its first word
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "durable": True})
+
+    async def fail(*args):
+        return False
+
+    monkeypatch.setattr(app.state.service, "_wait_for_commit", fail)
+    assert ask(address, stream=True).status_code == 503
+    until(lambda: stub.dropped == 1)
 
 
 # --- invalid requests ---------------------------------------------------------------------------------

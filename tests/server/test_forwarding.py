@@ -86,6 +86,12 @@ def test_question_mode_rejects_a_gate_that_reads_drafts(invented, stub):
         create_app(settings, ServeOptions(upstream=stub.url, way="question"))
 
 
+def test_question_mode_rejects_an_arbiter_that_compares_drafts(invented, stub):
+    settings = kg.PipelineOptions(gate="always", docs=invented.docs, arbiter="rules:make_drafts=true")
+    with pytest.raises(kg.KnowgateError, match=r"compares draft answers, but way='question' generates none"):
+        create_app(settings, ServeOptions(upstream=stub.url, way="question"))
+
+
 def test_a_gate_that_an_upstream_does_not_support_is_rejected_at_startup(invented, stub):
     with pytest.raises(kg.KnowgateError, match="needs labels"):
         create_app(kg.PipelineOptions(gate="prompt", docs=invented.docs), ServeOptions(upstream=stub.url))

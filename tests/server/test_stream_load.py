@@ -97,15 +97,14 @@ class HealthWatch:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_blank_lines_after_blank_lines_are_dropped(end):
-    sent_end = b"\n" if end == b"\r" else end
-    lines = [b"data: 1" + sent_end, sent_end]
+    lines = [b"data: 1\n", b"\n"]
     assert collect([end * 5 + b"data: 1" + end * 50, end * 50, b"data: 1" + end + end]) == [*lines, *lines]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_the_last_of_several_comments_is_kept(end):
     comments = b"".join(b": %d" % number + end + end for number in range(9))
-    expected = [b"data: 1" + end, end, b": 8" + end, end, b"data: 2" + end, end]
+    expected = [b"data: 1\n", b"\n", b": 8\n", b"\n", b"data: 2\n", b"\n"]
     assert collect([b"data: 1" + end + end + comments + b"data: 2" + end + end]) == expected
 
 

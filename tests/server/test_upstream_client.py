@@ -177,3 +177,39 @@ def test_each_client_with_its_own_key_gets_the_first_of_its_own_models(models_by
         httpx.post(f"{address}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {name}"}, timeout=30)
     assert [sent["model"] for sent in stub.bodies] == ["model-of-alice", "model-of-bob", "model-of-alice"]
     assert app.state.service.model_label == f"the LLM at {stub.url}"
+
+
+@pytest.fixture
+def model_list(monkeypatch):
+    """The reply of the upstream to GET /models: its status, and the names of its models."""
+    reply = {"status": 200, "names": ["old-llm"]}
+
+    async def models(stub, request):
+        data = [{"id": name} for name in reply["names"]]
+        return web.json_response({"data": data}, status=reply["status"], headers={"Retry-After": "7"})
+
+    monkeypatch.setattr(Stub, "models", models)
+    return reply
+
+
+def test_the_upstream_is_asked_for_its_first_model_again_after_a_minute(model_list, serve, stub):
+    address, app = serve(gate="never")
+    cache = app.state.service.forwarder.upstream._default_models
+    ask(address, model="knowgate")
+    model_list["names"] = ["new-llm"]
+    ask(address, model="knowgate")
+    for account, (name, expires) in cache.items():
+        cache[account] = (name, expires - 60)
+    ask(address, model="knowgate")
+    assert [sent["model"] for sent in stub.bodies] == ["old-llm", "old-llm", "new-llm"]
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 503])
+def test_an_error_of_the_list_of_models_is_the_error_of_a_request_without_a_model(model_list, serve, status):
+    address, _ = serve(gate="never")
+    model_list["status"] = status
+    reply = ask(address, model="knowgate")
+    retry_after = None if status == 404 else "7"
+    assert (reply.status_code, reply.headers.get("retry-after")) == (status, retry_after)
+    # A server without such a list has no models of its own to show.
+    assert httpx.get(f"{address}/v1/models").status_code == (200 if status == 404 else status)

@@ -92,6 +92,45 @@ def test_an_incomplete_last_event_does_not_run_into_the_error(serve_hostile, hos
     assert (json.loads(events[1])["error"]["code"], events[2:]) == ("upstream_broke_off", ["[DONE]"])
 
 
+def test_an_event_that_is_cut_within_its_json_is_left_out(serve_hostile, hostile):
+    hostile.reply = STREAM_HEAD + b"data: " + chunk("Hel") + b"\n\ndata: " + chunk("lo")[:40]
+    events = read_stream(serve_hostile("never"))
+    assert json.loads(events[0])["choices"][0]["delta"]["content"] == "Hel"
+    assert (json.loads(events[1])["error"]["code"], events[2:]) == ("upstream_broke_off", ["[DONE]"])
+
+
+@pytest.mark.parametrize("gate", DRAFT_GATES)
+def test_all_lines_of_a_stream_end_in_a_line_feed(serve_hostile, hostile, gate):
+    """Some clients see no end of an event whose lines end in LF and CR LF."""
+    data = [chunk("Hel"), chunk("lo"), chunk("", "stop"), b"[DONE]"]
+    hostile.reply = STREAM_HEAD + b"".join(b"data: " + item + b"\r\n\r\n" for item in data)
+    reply = ask(serve_hostile(gate), stream=True)
+    assert b"\r" not in reply.content
+    assert reply.content.count(b"\n\n") == len(data)
+
+
+REFUSAL = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
+CALL = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
+
+
+def reply_with(message):
+    choice = {"index": 0, "message": message, "logprobs": {"content": None}, "finish_reason": "stop"}
+    return JSON_HEAD + json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
+
+
+def test_a_draft_without_text_retrieves_and_is_no_failure_of_the_gate(serve_hostile, hostile):
+    hostile.reply = reply_with(REFUSAL)
+    report = ask(serve_hostile("logprob:mean")).json()["knowgate"]
+    assert (report["retrieve"], report["need"], report["degraded"]) == (True, 1.0, [])
+    assert "its answer without passages is empty" in report["reason"]
+
+
+def test_a_function_call_in_the_format_of_older_llms_is_sent(serve_hostile, hostile):
+    hostile.reply = reply_with(CALL)
+    reply = ask(serve_hostile("logprob:mean")).json()
+    assert (reply["choices"][0]["message"], reply["knowgate"]["why_not"]) == (CALL, "the LLM called a tool")
+
+
 def test_a_draft_that_is_cut_is_not_complete(serve_hostile, hostile):
     hostile.reply = STREAM_HEAD + b"data: " + chunk("Hel") + b"\n\n"
     chunks = [json.loads(event) for event in read_stream(serve_hostile("logprob:mean"))[:-1]]

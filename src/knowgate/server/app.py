@@ -138,15 +138,19 @@ class EndpointApp:
         """Answer one request, and record it in the metrics and the decision log."""
         trace = RequestTrace()
         request = Request(scope, receive, send)
-        response = await self._respond(request, trace)
-        response = await self.service.record(self.endpoint.path, response, trace)
         try:
-            await response(scope, receive, send)
+            response = await self._respond(request, trace)
+            response = await self.service.record(self.endpoint.path, response, trace)
+            try:
+                await response(scope, receive, send)
+            finally:
+                if self.service.spans is not None:
+                    self.service.spans.export(
+                        request.method, self.endpoint.path, response.status_code, trace, request.headers
+                    )
         finally:
-            if self.service.spans is not None:
-                self.service.spans.export(
-                    request.method, self.endpoint.path, response.status_code, trace, request.headers
-                )
+            for end in trace.on_end:
+                end()
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
         """Check the API key, receive the request body, and run the handler in a slot, if the endpoint needs one."""
@@ -292,7 +296,12 @@ def _check_draft_use(gate_service: GateService, settings: PipelineOptions, optio
             f"the gate '{rag.gate.name}' reads a draft answer, but way='question' generates none. Set way='draft' or "
             "way='race', or use a gate that reads only questions."
         )
-    makes_drafts = gate_reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")
+    makes_drafts = gate_reads_draft or arbiter_makes_drafts(rag)
+    if options.way == "question" and arbiter_makes_drafts(rag):
+        raise BadSetting(
+            f"the arbiter of the gate '{rag.gate.name}' compares draft answers, but way='question' generates none. Remove "
+            "`way`, or set arbiter='none'."
+        )
     # Only an arbiter that the user set must be used. The default arbiter may stay unused.
     must_use_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None
     if options.upstream is not None and must_use_arbiter and not makes_drafts:

@@ -30,7 +30,6 @@ ABORT_EXTENSION = "knowgate.abort"  # extension of the ASGI scope; its field `ab
 CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream, for its connection to be used again
 DONE_EVENT = b"data: [DONE]\n\n"
 CUT_MESSAGE = "the upstream closed the connection before the answer was complete."
-BLANK_LINES = (b"\n", b"\r\n")  # a blank line ends an event
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Runs that mean the same as one of their parts: several blank lines, and several events that are only a comment.
 BLANK_RUN = re.compile(rb"\n{3,}|(?:\r\n){3,}")
@@ -112,7 +111,7 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
             if line_count > MAX_STREAM_LINES:
                 raise InvalidResponse(f"the stream has more than {MAX_STREAM_LINES:,} lines")
             line = _normalize_line(b"".join(parts), is_first=line_count == 1)
-            is_blank = line in BLANK_LINES
+            is_blank = line == b"\n"
             if not (is_blank and was_blank):
                 yield line
             parts, line_bytes, was_blank = [], 0, is_blank  # the next line begins
@@ -122,9 +121,14 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
 
 
 def _normalize_line(line: bytes, *, is_first: bool) -> bytes:
-    """Remove the byte order mark of the first line of a stream, and let lines that end in CR end in LF."""
+    """Remove the byte order mark of the first line of a stream, and let lines that end in CR or CR LF end in LF.
+
+    Some clients see the end of an event only if all its lines end alike.
+    """
     if is_first:
         line = line.removeprefix(BYTE_ORDER_MARK)
+    if line.endswith(b"\r\n"):
+        return line[:-2] + b"\n"
     return line[:-1] + b"\n" if line.endswith(b"\r") else line
 
 
@@ -219,6 +223,11 @@ def parse_event_data(line: bytes) -> dict[str, Any] | None:
         value = load_json(text)
         return value if isinstance(value, dict) else None
     return None
+
+
+def is_whole_line(line: bytes) -> bool:
+    """Return whether the last line of a stream is complete, rather than the beginning of a JSON object."""
+    return line.endswith(b"\n") or is_done_event(line) or parse_event_data(line) is not None
 
 
 def format_event(data: Any) -> bytes:

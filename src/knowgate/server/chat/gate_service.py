@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from knowgate.data.history.entries import get_max_normalized_length
+from knowgate.data.signals.confidence import EMPTY_DRAFT_NEED, is_empty_draft
 from knowgate.errors import BadInput, KnowgateError, RejectionError
 from knowgate.gates import load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
@@ -19,7 +20,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import PatternTimeBudget
 from knowgate.models.backend import CLIENT, FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.stages import StageRunner
+from knowgate.pipeline.stages import EMPTY_DRAFT_REASON, StageRunner
 from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
@@ -239,6 +240,10 @@ class GateService:
         rag = rag.without_rules  # the caller has already applied them
         if reason := self.get_staleness(rag, trace.model_name):
             return self.bypass_stale_gate(rag, trace, reason)
+        if draft is not None and is_empty_draft(draft):  # such as a refusal; it may lack what the gate reads
+            reason = f"the LLM may not know: {EMPTY_DRAFT_REASON}"
+            trace.decision = Decision(True, EMPTY_DRAFT_NEED, rag.used_threshold, rag.gate.name, reason)
+            return trace.decision
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
             trace.decision = rag.decide(question)
             return trace.decision

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -124,6 +124,7 @@ class RequestTrace:
         milliseconds: Duration of each stage.
         stages: Timings of the stages, in the order in which they ran.
         start: When the request started, as a value of `time.perf_counter`.
+        on_end: Functions to call when the request has ended, however it ended, such as to close a connection.
     """
 
     way: str = "pass-through"
@@ -153,6 +154,7 @@ class RequestTrace:
     milliseconds: dict[str, float] = field(default_factory=dict)
     stages: list[StageTiming] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)
+    on_end: list[Callable[[], None]] = field(default_factory=list)
 
     def set_question(self, question: Question) -> None:
         """Store the question to decide on. A follow-up (made from several messages) adds no label to the history."""

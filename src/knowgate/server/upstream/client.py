@@ -34,9 +34,11 @@ from knowgate.server.upstream.response_body import parse_upstream_json, read_con
 FORWARDED_RESPONSE_HEADERS = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")
 FORWARDED_REQUEST_HEADERS = ("openai-beta", "x-request-id", "traceparent", "tracestate")
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")  # forwarded together with the API key of the client
-MAX_CONNECTIONS = 256
+DEFAULT_MODEL_SECONDS = 60.0  # the upstream may list another model later
 MAX_ACCOUNTS = 1_000  # accounts of the upstream for which a default model is cached
 MAX_STATUS = 599
+MIN_SECRET_CHARS = 8  # shorter ones, such as EMPTY for a server without keys, are no secrets
+NO_LIST_STATUSES = (404, 405, 501)  # of a server that has no list of models
 MAX_INTERIM_RESPONSES = 100
 # Headers, chunk sizes, chunk extensions and trailers may be this large, and this many times as large as the body.
 MAX_FRAMING_BYTES = 1 << 20
@@ -129,7 +131,8 @@ class UpstreamClient:
         longest = DEADLINE_SHARE * options.deadline
         self._first_byte_timeout = min(options.first_byte_seconds or longest, longest)
         self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by `reuses_connections`
-        self._default_models: dict[tuple[str, ...], str] = {}  # by account: an upstream may list other models to others
+        # By account, because an upstream may list other models to others: the name, and when to ask again.
+        self._default_models: dict[tuple[str, ...], tuple[str, float]] = {}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -143,7 +146,8 @@ class UpstreamClient:
             reuses_connections: Whether connections stay open for further requests. Otherwise each request gets a new one.
         """
         if reuses_connections not in self._sessions:
-            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=not reuses_connections)
+            # The number of connections has no limit of its own, because requests in progress are limited.
+            connector = aiohttp.TCPConnector(limit=0, force_close=not reuses_connections)
             connect_timeout, read_timeout = self._connect_timeout, self._first_byte_timeout
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=read_timeout)
             # aiohttp has no public option for the class of connections.
@@ -251,12 +255,15 @@ class UpstreamClient:
     def redact_login(self, content: bytes) -> bytes:
         """Replace the login of this server in a response by ***. Some servers repeat it in errors."""
         _, _, secret = self._login.partition(" ")  # such as "Bearer SECRET"
-        return content.replace(secret.encode(), b"***") if secret else content
+        return content.replace(secret.encode(), b"***") if len(secret) >= MIN_SECRET_CHARS else content
 
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
-        """Return the models of the upstream, or [] without a valid list.
+        """Return the models of the upstream, or [] if it has no valid list.
 
         The list is requested even if the circuit breaker rejects calls. A response closes the breaker.
+
+        Raises:
+            ApiError: The upstream cannot be reached, or returned an error, which has the same status.
         """
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         try:
@@ -265,7 +272,11 @@ class UpstreamClient:
             parsed = await run_for_size(len(content), lambda: parse_upstream_json(content))
             models = parsed["data"]
         except (InvalidResponse, KeyError, TypeError, ClientError):
-            return []
+            models = None
+        if response.status >= 400 and response.status not in NO_LIST_STATUSES:
+            message = f"the upstream did not list its models (status {response.status})."
+            retry_headers = {name: value for name, value in response.headers.items() if name.lower() == "retry-after"}
+            raise ApiError(response.status, message, "upstream_error", retry_headers)
         if response.status != 200 or not isinstance(models, list):
             return []
         return [model for model in models if isinstance(model, dict)]
@@ -273,7 +284,8 @@ class UpstreamClient:
     @property
     def default_model(self) -> str | None:
         """The default model for requests with this server's own login, if it is known."""
-        return self._default_models.get(self.get_account(Headers()))
+        name, _ = self._default_models.get(self.get_account(Headers()), (None, 0.0))
+        return name
 
     def get_account(self, headers: Headers) -> tuple[str, ...]:
         """Return the headers by which the upstream knows whose request it is."""
@@ -281,21 +293,25 @@ class UpstreamClient:
         return tuple(sent.get(name, "") for name in ("Authorization", *ACCOUNT_HEADERS))
 
     async def get_default_model(self, headers: Headers) -> str:
-        """Return the first model in the list of the upstream. The name is cached for each account.
+        """Return the first model in the list of the upstream. The name is cached for each account, for a minute.
 
         Raises:
-            ApiError: 404 if the upstream lists no models.
+            ApiError: 404 if the upstream lists no models. Otherwise, the error of the upstream.
         """
         account = self.get_account(headers)
-        if account not in self._default_models:
-            names = [model.get("id") for model in await self.list_models(headers)]
-            if not names or not isinstance(names[0], str):
-                advice = "Set the field `model` of the request, or `upstream_model` on the server."
-                raise ApiError(404, f"the upstream lists no models. {advice}", "model_not_found")
-            if len(self._default_models) == MAX_ACCOUNTS:
-                self._default_models.clear()
-            self._default_models[account] = names[0]
-        return self._default_models[account]
+        name, expires = self._default_models.get(account, ("", 0.0))
+        if time.monotonic() < expires:
+            return name
+        if name:  # requests that arrive meanwhile use the old name
+            self._default_models[account] = (name, time.monotonic() + DEFAULT_MODEL_SECONDS)
+        names = [model.get("id") for model in await self.list_models(headers)]
+        if not names or not isinstance(names[0], str):
+            advice = "Set the field `model` of the request, or `upstream_model` on the server."
+            raise ApiError(404, f"the upstream lists no models. {advice}", "model_not_found")
+        if len(self._default_models) == MAX_ACCOUNTS:
+            self._default_models.clear()
+        self._default_models[account] = (names[0], time.monotonic() + DEFAULT_MODEL_SECONDS)
+        return names[0]
 
 
 def _find_login(address: URL) -> str:
@@ -364,7 +380,7 @@ async def forward_stream(
             if annotator is not None and line.startswith(b"data:"):
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
-            if line in streaming.BLANK_LINES:
+            if line == b"\n":  # a blank line ends an event
                 upstream.breaker.record_success()
                 yield b"".join(event)
                 event = []
@@ -373,7 +389,9 @@ async def forward_stream(
                 message = f"the stream has an event of more than {streaming.MAX_EVENT_BYTES:,} bytes"
                 raise InvalidResponse(message)
         upstream.breaker.record_success()
-        if event:
+        last_line = event[-1] if event else b""
+        is_whole = await run_for_size(size, partial(streaming.is_whole_line, last_line))
+        if is_whole:
             yield b"".join([*event, b"\n\n"])
         yield end.format_missing_events()
     except InvalidResponse as error:

@@ -43,6 +43,7 @@ from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.server.upstream import response_body
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
+TOOL_FIELDS = ("tool_calls", "function_call")  # of a message that calls a tool; older LLMs use the second one
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 CHECK_SPACING_DIVISOR = 200  # a text of 400 pieces is checked at every second piece, one of 600 at every third piece
@@ -147,7 +148,7 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
         return draft
     draft.completion = completions[0]
     message = body["choices"][0].get("message")
-    draft.calls_tool = isinstance(message, dict) and bool(message.get("tool_calls"))
+    draft.calls_tool = isinstance(message, dict) and any(message.get(name) for name in TOOL_FIELDS)
     return draft
 
 
@@ -239,7 +240,7 @@ def _calls_tool(chunk: dict[str, Any]) -> bool:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return False
     delta = choices[0].get("delta")
-    return isinstance(delta, dict) and bool(delta.get("tool_calls"))
+    return isinstance(delta, dict) and any(delta.get(name) for name in TOOL_FIELDS)
 
 
 # --- the draft as a reading -----------------------------------------------------------------------

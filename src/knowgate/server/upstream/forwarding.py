@@ -336,7 +336,7 @@ class UpstreamForwarder:
         body = drafts.build_draft_request(request.upstream_body, reader)
         content = await run_for_size(len(request.raw_body), lambda: json.dumps(body).encode())
         with request.trace.measure(stage):
-            response = await self.upstream.send("POST", CHAT_PATH, content, request.headers)
+            response = await self._send(request, CHAT_PATH, content)
         if response.status != 200:
             return response
         try:
@@ -355,6 +355,12 @@ class UpstreamForwarder:
             answer.hide_logprobs = drafts.make_logprobs_filter(request.body)
         return answer
 
+    async def _send(self, request: ForwardedRequest, path: str, content: bytes) -> aiohttp.ClientResponse:
+        """Send a request to the upstream. At the latest, its connection is closed when the client's request ends."""
+        response = await self.upstream.send("POST", path, content, request.headers)
+        request.trace.on_end.append(response.close)
+        return response
+
     def insert_passages(self, request: ForwardedRequest, passages: Sequence[Passage], path: str = CHAT_PATH) -> None:
         """Insert passages into the request body. `path` is the API path."""
         insert = REQUEST_FORMATS[path].insert_passages
@@ -363,7 +369,7 @@ class UpstreamForwarder:
     async def forward(self, request: ForwardedRequest, path: str = CHAT_PATH) -> Response:
         """Forward the request, and add the `knowgate` object to the response."""
         with request.trace.measure("answer"):
-            response = await self.upstream.send("POST", path, await request.write_content(), request.headers)
+            response = await self._send(request, path, await request.write_content())
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
         return _make_stream_response(self.upstream, response, request, streaming.StreamAnnotator(request.trace))
@@ -371,7 +377,7 @@ class UpstreamForwarder:
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision, such as one for embeddings. The response body stays unchanged."""
         await self.set_model(request)
-        response = await self.upstream.send("POST", path, await request.write_content(), request.headers)
+        response = await self._send(request, path, await request.write_content())
         if response.status == 200 and response.content_type == EVENT_STREAM:
             return _make_stream_response(self.upstream, response, request, None)
         return await forward_response(self.upstream, response, request.trace, annotates_body=False)
