@@ -447,7 +447,10 @@ def test_changed_documents_trigger_the_alarm_and_then_every_request_retrieves(se
 def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
     address = serve_with_alarm(serve, tmp_path)
     assert get_arms(address)["a"]["loss"]["alarm"]
+    readiness = httpx.get(f"{address}/ready")
+    assert (readiness.status_code, "alarm for gate never: all requests retrieve" in readiness.text) == (200, True)
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}).status_code == 200
+    assert httpx.get(f"{address}/ready").json()["degraded"] == []
     assert ask(address).headers["x-knowgate-retrieve"] == "false"
     assert get_arms(address)["a"]["loss"]["drawn"] <= 1
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "z"}).status_code == 404

@@ -83,6 +83,8 @@ def test_one_client_cannot_switch_the_gate_off_for_others(serve, stub, tmp_path)
     loss = httpx.get(f"{address}/v1/learning", headers=headers["admin"]).json()["arms"]["a"]["loss"]
     assert loss["alarm"] == ""
     assert "for key 'mallory'" in loss["keys"]["mallory"]["alarm"]
+    problems = httpx.get(f"{address}/ready").json()["degraded"]
+    assert any(text.startswith("alarm for gate never: API keys whose requests all retrieve: 1 (") for text in problems)
     assert 'knowgate_key_alarms{arm="a"} 1.0' in httpx.get(f"{address}/metrics", headers=headers["admin"]).text
 
 

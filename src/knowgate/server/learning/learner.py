@@ -157,10 +157,12 @@ class TrafficLearner:
         return await asyncio.shield(asyncio.wrap_future(stored))  # a canceled request does not cancel the storing
 
     def list_problems(self) -> list[str]:
-        """Return the current problems with labels and audits, for GET /ready."""
+        """Return the alarms that are on, and the current problems with labels and audits, for GET /ready."""
         history_problem = "" if self.labeler.history is None else self.labeler.history.problem
         audit_problem = self.auditor.pause_reason if self.audit_share else ""
-        return [problem for problem in (history_problem, audit_problem) if problem]
+        arms = self.auditor.experiment.arms.values()
+        alarms = [f"alarm for gate {arm.gate_spec}: {alarm}" for arm in arms for alarm in arm.monitor.list_alarms()]
+        return [problem for problem in (history_problem, audit_problem, *alarms) if problem]
 
     def to_json(self, count_audits: Callable[[str], dict[str, int]]) -> dict[str, Any]:
         """Return the results of learning, in the format of `LearningResponse`.
