@@ -184,6 +184,16 @@ def test_an_audited_skip_with_equal_answers_loses_nothing(serve, stub, tmp_path,
     assert (loss["lost"], loss["low"], 0 < loss["high"] <= 1) == (0.0, 0.0, True)
 
 
+def test_two_answers_that_abstain_lose_nothing_and_label_the_question_as_unknown(serve, stub, tmp_path, monkeypatch):
+    answers = iter(["I don't know.", "The passages do not mention it."])
+    monkeypatch.setattr(stub, "answer", lambda body: next(answers))
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    store = use_history(app)
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0
+    assert store.list_labels() == [(UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)]
+
+
 def test_an_audited_retrieval_loses_nothing_and_costs_no_call(serve, stub, tmp_path):
     address, _ = serve(gate="always", options=audit_options(tmp_path))
     ask(address)
@@ -819,8 +829,9 @@ def test_a_rating_of_an_open_answer_needs_the_closed_answer_to_become_a_label():
     assert label_by_feedback("down", "Rome", {**retrieved, "closed": "Rome"}) is KnowledgeLabel.KNOWN
 
 
-def test_an_abstention_differs_from_every_answer():
-    assert answers_differ("I don't know.", "I don't know.")
+def test_an_abstention_differs_from_every_answer_that_does_not_abstain():
+    assert not answers_differ("I don't know.", "The passages do not mention it.")
+    assert answers_differ("I don't know.", "Paris")
     assert not answers_differ("Paris", "It is Paris.")
 
 

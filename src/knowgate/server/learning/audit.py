@@ -20,6 +20,7 @@ from knowgate.server.learning.answers import (
     HistoryLabeler,
     cut_optional_answer,
     label_by_agreement,
+    make_label,
 )
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.loss_monitor import LossMonitor
@@ -305,7 +306,7 @@ class Auditor:
             return
         changed = float(await self._answers_differ(job, closed_answer, open_answer))
         self.recent.update(job.trace.id, {"closed": closed_answer, "opened": open_answer, "lost": changed})
-        await self._store_label(job, KnowledgeLabel.UNKNOWN if changed else KnowledgeLabel.KNOWN)
+        await self._store_label(job, make_label(closed_answer, is_changed=bool(changed)))
         await self._store_result(job, kind, changed, closed_answer, open_answer)
 
     def _can_label(self, job: AuditJob) -> bool:
