@@ -191,6 +191,7 @@ def test_two_answers_that_abstain_lose_nothing_and_label_the_question_as_unknown
     store = use_history(app)
     ask(address)
     assert wait_for_audits(address, 1)["loss"]["lost"] == 0
+    wait_until(store.list_labels)
     assert store.list_labels() == [(UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)]
 
 
@@ -745,6 +746,7 @@ def test_a_rating_of_a_draft_that_the_arbiter_sent_labels_what_the_llm_knows(ser
     address, app = serve(gate="logprob:first", options=options)
     report = ask(address).json()["knowgate"]
     assert (len(report["passages"]), report["choice"]["given"]) == (1, "draft")
+    wait_until(lambda: app.state.service.recent.find(report["id"]).get("closed"))  # without a history, this adds no label
     store = use_history(app)
     reply = httpx.post(f"{address}/v1/feedback", json={"id": report["id"], "rating": rating}).json()
     assert (reply["learnt"], store.list_labels()) == (True, [(UNKNOWN, label, LabelSource.HUMAN)])
