@@ -242,11 +242,14 @@ def test_requests_that_select_a_gate_are_not_audited(serve, stub, tmp_path):
     assert len(stub.bodies) == 2
 
 
-def test_requests_to_another_llm_are_not_audited_and_logged_with_its_name(serve, stub, tmp_path):
-    address, _ = serve(gate="always", options={**audit_options(tmp_path), "upstream_model": "stub-llm"})
+@pytest.mark.parametrize("is_named", [True, False])
+def test_requests_to_another_llm_are_not_audited_and_logged_with_its_name(serve, stub, tmp_path, caplog, is_named):
+    names = {"upstream_model": "stub-llm"} if is_named else {}
+    address, _ = serve(gate="always", options={**audit_options(tmp_path), **names})
+    assert ("The upstream's LLM has no name here" in caplog.text) != is_named
+    ask(address, model="knowgate")
     identity = ask(address, model="other-llm").json()["knowgate"]["id"]
-    ask(address)
-    assert wait_for_audits(address, 1)["loss"]["drawn"] == 1
+    assert count_finished_audits(address) == 1
     record = httpx.get(f"{address}/v1/decisions/{identity}").json()
     assert (record["model"], record["own_options"]) == ("openai:other-llm", True)
 
@@ -746,7 +749,9 @@ def test_a_rating_of_a_draft_that_the_arbiter_sent_labels_what_the_llm_knows(ser
     address, app = serve(gate="logprob:first", options=options)
     report = ask(address).json()["knowgate"]
     assert (len(report["passages"]), report["choice"]["given"]) == (1, "draft")
-    wait_until(lambda: app.state.service.recent.find(report["id"]).get("closed"))  # without a history, this adds no label
+    wait_until(
+        lambda: app.state.service.recent.find(report["id"]).get("closed")
+    )  # without a history, this adds no label
     store = use_history(app)
     reply = httpx.post(f"{address}/v1/feedback", json={"id": report["id"], "rating": rating}).json()
     assert (reply["learnt"], store.list_labels()) == (True, [(UNKNOWN, label, LabelSource.HUMAN)])
