@@ -1043,12 +1043,15 @@ def test_a_server_that_ends_logs_how_many_audits_it_drops(serve, monkeypatch, tm
 
     monkeypatch.setattr(Auditor, "_audit", wait)
     address, app = serve(gate="never", options=audit_options(tmp_path))
+    auditor = app.state.service.learner.auditor
+    calls = auditor.budget.remaining
     for _ in range(3):
         assert ask(address).status_code == 200
-    auditor = app.state.service.learner.auditor
     wait_until(lambda: auditor.pending_count == 3)
-    auditor.stop()
-    assert "3 audits had not ended and were dropped" in caplog.text
+    app.state.reloader.loop.call_soon_threadsafe(auditor.stop)
+    wait_until(lambda: "3 audits had not ended and were dropped" in caplog.text)
+    ask(address)  # an audit that is submitted afterwards is dropped, too
+    wait_until(lambda: auditor.budget.remaining >= calls)
 
 
 def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
