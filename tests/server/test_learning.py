@@ -341,6 +341,22 @@ def test_requests_are_answered_while_a_reload_reads_many_audits(serve, tmp_path,
     future.result(PATIENCE)
 
 
+def test_a_request_that_runs_during_a_reload_is_not_audited_for_the_new_gate(serve, stub, tmp_path, invented):
+    address, app = serve(gate="always", options=audit_options(tmp_path))
+    is_answering, may_end, answer = threading.Event(), threading.Event(), stub.answer
+    stub.answer = lambda body: (is_answering.set(), may_end.wait(PATIENCE), answer(body))[2]
+    service, settings = app.state.service, kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="never")
+    with ThreadPoolExecutor(1) as threads:
+        reply = threads.submit(ask, address)
+        assert is_answering.wait(PATIENCE)
+        reload = service.replace_gate_service(build_gate_service(settings, service.options), settings)
+        asyncio.run_coroutine_threadsafe(reload, app.state.reloader.loop).result(PATIENCE)
+        may_end.set()
+        assert reply.result().status_code == 200
+    ask(address)
+    assert count_finished_audits(address) == 1
+
+
 def test_calls_that_were_not_made_return_to_the_budget():
     budget = CallBudget(2, clock=lambda: 0.0)
     assert (budget.reserve("", 2), budget.allows("", 1)) == (True, False)
@@ -642,6 +658,7 @@ def test_the_same_gate_twice_counts_each_request_once(serve, stub, tmp_path):
     ("options", "words"),
     [
         ({"audit": 0.1}, "`audit` needs a decision log"),
+        ({"audit": 0.1, "decisions": "d.db", "audit_budget": 3, "workers": 4}, "Set `audit_budget` to 4 or more"),
         ({"durable": True}, "`durable` writes to the decision log"),
         ({"max_changed": 0.1}, "Set `audit` to the share of requests"),
         ({"max_loss": 0.1}, "Set `audit` to the share of requests"),
