@@ -75,6 +75,7 @@ def test_the_dashboard_of_grafana_shows_metrics_that_the_server_has():
         for name in re.findall(r"knowgate_(\w+)", target["expr"])
     }
     assert len(shown) > 8
+    assert {"alarm", "key_alarms"} <= shown
     for name in shown:
         assert f'"{re.sub("_(total|bucket)$", "", name)}"' in source.replace('"knowgate_', '"'), name
 

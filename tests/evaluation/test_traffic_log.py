@@ -115,6 +115,13 @@ def test_an_audited_skip_is_compared_with_its_audit():
     assert parse_event({**SKIPPED, "audit": "It was Ann."}).loses_answer is False
 
 
+def test_two_answers_that_abstain_are_equal():
+    retrieved = {**RETRIEVED, "draft": "I don't know.", "answer": "The passages do not mention it."}
+    skipped = {**SKIPPED, "answer": "I don't know.", "audit": "The passages do not mention it."}
+    assert [parse_event(record).loses_answer for record in (retrieved, skipped)] == [False, False]
+    assert parse_event({**skipped, "audit": "Bob"}).loses_answer is True
+
+
 def test_a_record_without_passages_has_only_one_answer():
     assert parse_event({**RETRIEVED, "passages": []}).loses_answer is None
 

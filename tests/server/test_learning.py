@@ -184,6 +184,17 @@ def test_an_audited_skip_with_equal_answers_loses_nothing(serve, stub, tmp_path,
     assert (loss["lost"], loss["low"], 0 < loss["high"] <= 1) == (0.0, 0.0, True)
 
 
+def test_two_answers_that_abstain_lose_nothing_and_label_the_question_as_unknown(serve, stub, tmp_path, monkeypatch):
+    answers = iter(["I don't know.", "The passages do not mention it."])
+    monkeypatch.setattr(stub, "answer", lambda body: next(answers))
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    store = use_history(app)
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0
+    wait_until(store.list_labels)
+    assert store.list_labels() == [(UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)]
+
+
 def test_an_audited_retrieval_loses_nothing_and_costs_no_call(serve, stub, tmp_path):
     address, _ = serve(gate="always", options=audit_options(tmp_path))
     ask(address)
@@ -231,11 +242,14 @@ def test_requests_that_select_a_gate_are_not_audited(serve, stub, tmp_path):
     assert len(stub.bodies) == 2
 
 
-def test_requests_to_another_llm_are_not_audited_and_logged_with_its_name(serve, stub, tmp_path):
-    address, _ = serve(gate="always", options={**audit_options(tmp_path), "upstream_model": "stub-llm"})
+@pytest.mark.parametrize("is_named", [True, False])
+def test_requests_to_another_llm_are_not_audited_and_logged_with_its_name(serve, stub, tmp_path, caplog, is_named):
+    names = {"upstream_model": "stub-llm"} if is_named else {}
+    address, _ = serve(gate="always", options={**audit_options(tmp_path), **names})
+    assert ("The upstream's LLM has no name here" in caplog.text) != is_named
+    ask(address, model="knowgate")
     identity = ask(address, model="other-llm").json()["knowgate"]["id"]
-    ask(address)
-    assert wait_for_audits(address, 1)["loss"]["drawn"] == 1
+    assert count_finished_audits(address) == 1
     record = httpx.get(f"{address}/v1/decisions/{identity}").json()
     assert (record["model"], record["own_options"]) == ("openai:other-llm", True)
 
@@ -325,6 +339,22 @@ def test_requests_are_answered_while_a_reload_reads_many_audits(serve, tmp_path,
     assert ask(address).status_code == 200
     may_end.set()
     future.result(PATIENCE)
+
+
+def test_a_request_that_runs_during_a_reload_is_not_audited_for_the_new_gate(serve, stub, tmp_path, invented):
+    address, app = serve(gate="always", options=audit_options(tmp_path))
+    is_answering, may_end, answer = threading.Event(), threading.Event(), stub.answer
+    stub.answer = lambda body: (is_answering.set(), may_end.wait(PATIENCE), answer(body))[2]
+    service, settings = app.state.service, kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="never")
+    with ThreadPoolExecutor(1) as threads:
+        reply = threads.submit(ask, address)
+        assert is_answering.wait(PATIENCE)
+        reload = service.replace_gate_service(build_gate_service(settings, service.options), settings)
+        asyncio.run_coroutine_threadsafe(reload, app.state.reloader.loop).result(PATIENCE)
+        may_end.set()
+        assert reply.result().status_code == 200
+    ask(address)
+    assert count_finished_audits(address) == 1
 
 
 def test_calls_that_were_not_made_return_to_the_budget():
@@ -447,7 +477,10 @@ def test_changed_documents_trigger_the_alarm_and_then_every_request_retrieves(se
 def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
     address = serve_with_alarm(serve, tmp_path)
     assert get_arms(address)["a"]["loss"]["alarm"]
+    readiness = httpx.get(f"{address}/ready")
+    assert (readiness.status_code, "alarm for gate never: all requests retrieve" in readiness.text) == (200, True)
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}).status_code == 200
+    assert httpx.get(f"{address}/ready").json()["degraded"] == []
     assert ask(address).headers["x-knowgate-retrieve"] == "false"
     assert get_arms(address)["a"]["loss"]["drawn"] <= 1
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "z"}).status_code == 404
@@ -625,6 +658,7 @@ def test_the_same_gate_twice_counts_each_request_once(serve, stub, tmp_path):
     ("options", "words"),
     [
         ({"audit": 0.1}, "`audit` needs a decision log"),
+        ({"audit": 0.1, "decisions": "d.db", "audit_budget": 3, "workers": 4}, "Set `audit_budget` to 4 or more"),
         ({"durable": True}, "`durable` writes to the decision log"),
         ({"max_changed": 0.1}, "Set `audit` to the share of requests"),
         ({"max_loss": 0.1}, "Set `audit` to the share of requests"),
@@ -732,6 +766,9 @@ def test_a_rating_of_a_draft_that_the_arbiter_sent_labels_what_the_llm_knows(ser
     address, app = serve(gate="logprob:first", options=options)
     report = ask(address).json()["knowgate"]
     assert (len(report["passages"]), report["choice"]["given"]) == (1, "draft")
+    wait_until(
+        lambda: app.state.service.recent.find(report["id"]).get("closed")
+    )  # without a history, this adds no label
     store = use_history(app)
     reply = httpx.post(f"{address}/v1/feedback", json={"id": report["id"], "rating": rating}).json()
     assert (reply["learnt"], store.list_labels()) == (True, [(UNKNOWN, label, LabelSource.HUMAN)])
@@ -816,8 +853,9 @@ def test_a_rating_of_an_open_answer_needs_the_closed_answer_to_become_a_label():
     assert label_by_feedback("down", "Rome", {**retrieved, "closed": "Rome"}) is KnowledgeLabel.KNOWN
 
 
-def test_an_abstention_differs_from_every_answer():
-    assert answers_differ("I don't know.", "I don't know.")
+def test_an_abstention_differs_from_every_answer_that_does_not_abstain():
+    assert not answers_differ("I don't know.", "The passages do not mention it.")
+    assert answers_differ("I don't know.", "Paris")
     assert not answers_differ("Paris", "It is Paris.")
 
 
@@ -1022,12 +1060,15 @@ def test_a_server_that_ends_logs_how_many_audits_it_drops(serve, monkeypatch, tm
 
     monkeypatch.setattr(Auditor, "_audit", wait)
     address, app = serve(gate="never", options=audit_options(tmp_path))
+    auditor = app.state.service.learner.auditor
+    calls = auditor.budget.remaining
     for _ in range(3):
         assert ask(address).status_code == 200
-    auditor = app.state.service.learner.auditor
     wait_until(lambda: auditor.pending_count == 3)
-    auditor.stop()
-    assert "3 audits had not ended and were dropped" in caplog.text
+    app.state.reloader.loop.call_soon_threadsafe(auditor.stop)
+    wait_until(lambda: "3 audits had not ended and were dropped" in caplog.text)
+    ask(address)  # an audit that is submitted afterwards is dropped, too
+    wait_until(lambda: auditor.budget.remaining >= calls)
 
 
 def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):

@@ -68,6 +68,22 @@ def test_a_server_without_keys_has_one_alarm():
     assert (monitor.alarm, monitor.loss.n) == ("", 0)
 
 
+@pytest.mark.parametrize("stored", [[0.0], [1.0], [0.0] * 300])
+def test_audits_of_an_earlier_key_do_not_prevent_the_alarm_of_a_server_without_keys(stored):
+    monitor = LossMonitor(0.1)
+    add_audits(monitor, "anna", stored)
+    assert not monitor.alarm
+    add_audits(monitor, "", [1.0] * 40)
+    assert monitor.get_alarm("").startswith("skipping changes more than 10 % of the answers, with 95 % confidence")
+
+
+def test_audits_of_an_earlier_key_raise_no_alarm_on_a_server_without_keys():
+    monitor = LossMonitor(0.1)
+    add_audits(monitor, "anna", [1.0] * 40)
+    add_audits(monitor, "", [0.0] * 5)
+    assert monitor.get_alarm("") == ""
+
+
 def test_one_client_cannot_switch_the_gate_off_for_others(serve, stub, tmp_path):
     file = tmp_path / "keys.json"
     keys = {name: add_key(file, name, admin=name == "admin") for name in ("mallory", "victim", "admin")}
@@ -83,6 +99,8 @@ def test_one_client_cannot_switch_the_gate_off_for_others(serve, stub, tmp_path)
     loss = httpx.get(f"{address}/v1/learning", headers=headers["admin"]).json()["arms"]["a"]["loss"]
     assert loss["alarm"] == ""
     assert "for key 'mallory'" in loss["keys"]["mallory"]["alarm"]
+    problems = httpx.get(f"{address}/ready").json()["degraded"]
+    assert any(text.startswith("alarm for gate never: API keys whose requests all retrieve: 1 (") for text in problems)
     assert 'knowgate_key_alarms{arm="a"} 1.0' in httpx.get(f"{address}/metrics", headers=headers["admin"]).text
 
 

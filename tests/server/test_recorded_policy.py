@@ -111,6 +111,17 @@ def test_a_server_loads_the_models_of_a_gate_before_the_first_request(serve, pol
     assert scored == [1, 1]
 
 
+def test_a_policy_of_an_upstream_without_a_name_does_not_decide_for_another_llm_than_the_default(serve, policy):
+    address, _ = serve(gate=str(policy))
+    body = {"messages": [{"role": "user", "content": UNKNOWN}]}
+    reports = [
+        httpx.post(f"{address}/v1/chat/completions", json={"model": model, **body}).json()["knowgate"]
+        for model in ("other-llm", "knowgate", "other-llm")
+    ]
+    assert [report["degraded"] for report in reports] == [[], [], ["stale calibration"]]
+    assert "not on the LLM 'other-llm'" in reports[2]["reason"]
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "decide"])
 @pytest.mark.parametrize("arm", ["a", "b"])
 def test_a_policy_does_not_decide_for_another_llm_that_a_request_names(serve, stub, policy, path, arm):

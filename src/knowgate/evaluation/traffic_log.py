@@ -24,7 +24,7 @@ from knowgate.errors import BadInput
 from knowgate.evaluation.replay import AnswerGrades, EventCost, TrafficEvent
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters import NO_ARBITER, get_policy_arbiter
-from knowgate.gates.arbiters.abstention import answers_agree
+from knowgate.gates.arbiters.abstention import answers_differ
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
@@ -231,15 +231,14 @@ def _add_costs_without_search(event: TrafficEvent, draft_cost: EventCost, *, is_
 
 def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
     """Return whether the answers with and without passages differ. None if one is missing."""
-    if not record["retrieve"]:
-        other_key = "audit"  # the answer with passages, made as a check after skipping
-    elif has_passages:
-        other_key = "draft"  # the answer without passages, made before retrieving
-    else:
+    if record["retrieve"] and not has_passages:
         return None
-    if other_key not in record:
+    # Either the answer without passages was made before retrieving, or the one with passages as a check after skipping.
+    keys = ("draft", "answer") if record["retrieve"] else ("answer", "audit")
+    if not all(key in record for key in keys):
         return None
-    return not answers_agree(_get_text(record, other_key), _get_text(record, "answer"))
+    closed_book_answer, open_book_answer = (_get_text(record, key) for key in keys)
+    return answers_differ(closed_book_answer, open_book_answer)
 
 
 def _subtract(total: float, part: float) -> float:

@@ -244,6 +244,11 @@ def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
         if not is_reachable(options.upstream):
             url = redact_urls(options.upstream)
             log.warning("The upstream %s cannot be reached now. Requests fail until it can. Check that it runs.", url)
+        if options.upstream_model is None and (options.audit or settings.log):
+            log.warning(
+                "The upstream's LLM has no name here, so audits and labels can mix the answers of several LLMs if requests name "
+                "several. Set `upstream_model` to the LLM that the gate decides for."
+            )
         upstream = UpstreamClient(options.upstream, options)
         service = Service(options, gate_service, forwarder=UpstreamForwarder(upstream, gate_service, options))
     service.start_learning(settings)

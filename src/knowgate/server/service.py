@@ -148,6 +148,8 @@ class Service:
         self.metrics.breakers = self.breakers  # those of the new gate service
         if self.learner is not None:
             self.learner.auditor.stop()
+        if learner is not None:
+            learner.start = time.perf_counter()
         self.learner = learner
         return close_old
 

@@ -127,5 +127,15 @@ def test_the_share_of_changed_answers_is_bounded_on_held_out_questions(gate, tmp
     assert load_gate(str(gate)).artifact.manifest["budget"]["changed"] == changed
 
 
+def test_answers_that_both_abstain_are_not_changed(gate, tmp_path):
+    unknown = {"closed": "I don't know.", "open": "The passages do not mention it."}
+    rows = [
+        replace(row, **{name: replace(getattr(row, name), text=text) for name, text in unknown.items()})
+        for row in varied_rows(300)
+    ]
+    changed = calibrate(gate, write_rows(tmp_path / "run", rows), retrieval_rate=0.2).evidence["changed"]
+    assert (changed["n"] > 0, changed["changed"]) == (True, 0)
+
+
 def test_without_held_out_questions_there_is_no_bound_on_changed_answers(gate, run):
     assert calibrate(gate, run, retrieval_rate=0.2, held_out=0).evidence["changed"] is None

@@ -123,10 +123,13 @@ def answers_agree(first: str, second: str) -> bool:
 def answers_differ(closed_book_answer: str, open_book_answer: str) -> bool:
     """Return whether the answers without and with passages differ.
 
-    A closed-book answer such as "I don't know" always differs. The server's audits and `calibrate` use this comparison,
-    so that the measured share of changed answers can be compared with the bound that `calibrate` records.
+    Two answers such as "I don't know" are equal, whatever their words. A closed-book answer of this kind differs from
+    every other answer. The server's audits, `calibrate` and `replay` use this comparison, so that the measured share of
+    changed answers can be compared with the bound that `calibrate` records.
     """
-    return RULES_ARBITER.abstains(closed_book_answer) or not answers_agree(closed_book_answer, open_book_answer)
+    if RULES_ARBITER.abstains(closed_book_answer):
+        return not RULES_ARBITER.abstains(open_book_answer)
+    return not answers_agree(closed_book_answer, open_book_answer)
 
 
 def _read_phrases(file: str) -> list[str]:

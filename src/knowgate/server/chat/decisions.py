@@ -54,7 +54,7 @@ async def decide_questions(
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
     if forwarder is not None and request.model is not None and not is_knowgate_model(request.model):
-        gate_service.set_model(trace, request.model)
+        gate_service.set_model(trace, request.model, forwarder.upstream.find_default_model(headers))
     await _check_lengths(gate_service, request.questions or ())
     model = cast(Model, RewriteMeter(rag.model))  # not a full model, but rewriting follow-ups only calls `generate`
     if forwarder is None:

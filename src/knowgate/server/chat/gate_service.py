@@ -159,26 +159,26 @@ class GateService:
             self._pipelines_by_gate[gate_name] = rag
         return self._pipelines_by_gate[gate_name]
 
-    def set_model(self, trace: RequestTrace, name: str) -> None:
+    def set_model(self, trace: RequestTrace, name: str, default_model: str | None) -> None:
         """Note which LLM answers a request. A request to another LLM does not count for labels and the A/B test."""
         trace.model_name = name[:MAX_MODEL_CHARS]
         model = self.rag.model
-        if isinstance(model, UpstreamDraftModel) and model.differs_from(trace.model_name):
+        if isinstance(model, UpstreamDraftModel) and model.differs_from(trace.model_name, default_model):
             trace.other_model = trace.model_name
             # The answers of another LLM say nothing about the gate of this server.
             trace.has_own_options, trace.shares_labels, trace.arm = True, False, ""
 
-    def get_staleness(self, rag: AdaptiveRAG, model_name: str) -> str:
+    def get_staleness(self, rag: AdaptiveRAG, other_model: str) -> str:
         """Return why the calibration of the gate does not apply to this LLM, prompt or index. "" means that it does.
 
         Args:
             rag: The pipeline.
-            model_name: Name of the LLM that the request asks for, or "" for the default of the server.
+            other_model: Name of the LLM that the request asks for, or "" if it is the LLM of this server.
         """
         # A gate loaded with `plug_in` may be used with any LLM.
         needs_own_model = isinstance(rag.gate, FittedGate) and not rag.gate.plug_in
-        if needs_own_model and isinstance(rag.model, UpstreamDraftModel) and rag.model.differs_from(model_name):
-            return f"the gate was fitted on {rag.model.name}, not on the LLM '{model_name}'"
+        if needs_own_model and other_model:
+            return f"the gate was fitted on {rag.model.name}, not on the LLM '{other_model}'"
         # Another gate, which the request or an A/B test selected, was checked when it was loaded.
         return self.staleness if rag.gate is self.rag.gate else ""
 
@@ -189,7 +189,7 @@ class GateService:
             rag: The pipeline with the gate.
             trace: Trace of the request.
         """
-        is_stale = bool(self.get_staleness(rag, trace.model_name))
+        is_stale = bool(self.get_staleness(rag, trace.other_model))
         is_unusable = is_stale or self.gate_breakers.get(trace.owner).state == "open"
         return SignalRequest() if is_unusable else rag.bound_gate.request
 
@@ -238,7 +238,7 @@ class GateService:
         """
         trace.draft = draft
         rag = rag.without_rules  # the caller has already applied them
-        if reason := self.get_staleness(rag, trace.model_name):
+        if reason := self.get_staleness(rag, trace.other_model):
             return self.bypass_stale_gate(rag, trace, reason)
         if draft is not None and is_empty_draft(draft):  # such as a refusal; it may lack what the gate reads
             reason = f"the LLM may not know: {EMPTY_DRAFT_REASON}"

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from knowgate.core.text import cut_answer
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
 from knowgate.errors import KnowgateError, ModelError
-from knowgate.gates.arbiters.abstention import answers_differ
+from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_differ
 from knowgate.labels.grading import parse_verdict
 from knowgate.models.backend import CLIENT
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
@@ -285,7 +285,13 @@ class CounterfactualAnswerer:
 
 def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:
     """Label a question as known if the answers without and with passages agree, otherwise as unknown."""
-    return KnowledgeLabel.UNKNOWN if answers_differ(closed_answer, open_answer) else KnowledgeLabel.KNOWN
+    return make_label(closed_answer, is_changed=answers_differ(closed_answer, open_answer))
+
+
+def make_label(closed_answer: str, *, is_changed: bool) -> KnowledgeLabel:
+    """Label a question as unknown if passages change the answer, or if the answer without them says "I don't know"."""
+    is_unknown = is_changed or RULES_ARBITER.abstains(closed_answer)
+    return KnowledgeLabel.UNKNOWN if is_unknown else KnowledgeLabel.KNOWN
 
 
 def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str, Any]) -> KnowledgeLabel | None:

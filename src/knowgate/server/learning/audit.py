@@ -20,6 +20,7 @@ from knowgate.server.learning.answers import (
     HistoryLabeler,
     cut_optional_answer,
     label_by_agreement,
+    make_label,
 )
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.loss_monitor import LossMonitor
@@ -206,18 +207,23 @@ class Auditor:
     _workers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _poll_task: asyncio.Task[None] | None = None
     _last_poll: float = 0.0
+    _is_stopped: bool = False
 
     def __post_init__(self) -> None:
         if self.store is not None:
             self._apply(self.store.read_all())
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel all running audits, and return their tasks. This does not bias the measured loss."""
+        """Cancel all audits that have not ended, and return the tasks of those that run. This does not bias the measured loss."""
         if self.pending_count:
             log.warning(
                 "%d audits had not ended and were dropped. They do not count for the measured share of changed answers.",
                 self.pending_count,
             )
+        self._is_stopped = True
+        for queue in self._queues.values():
+            while not queue.empty():
+                self.release(queue.get_nowait().trace.owner)
         tasks = list(self._workers.values())
         if self._poll_task is not None:
             tasks.append(self._poll_task)
@@ -262,16 +268,16 @@ class Auditor:
         self.budget.release(owner, self.calls_per_audit)
 
     def submit(self, job: AuditJob) -> None:
-        """Queue an audit, and return at once. A full queue drops the audit."""
+        """Queue an audit, and return at once. It is dropped if the queue is full, or after `stop`."""
         queue = self._get_queue(job.trace.owner)
-        if job.trace.owner not in self._workers:
-            self._workers[job.trace.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
-        try:
-            queue.put_nowait(job)
-            self.pending_count += 1
-        except asyncio.QueueFull:
+        if self._is_stopped or queue.full():
             self.on_result(job.arm.name, "dropped")
             self.release(job.trace.owner)  # the calls that were reserved for this audit
+            return
+        if job.trace.owner not in self._workers:
+            self._workers[job.trace.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
+        queue.put_nowait(job)
+        self.pending_count += 1
 
     async def _run_jobs(self, queue: asyncio.Queue[AuditJob]) -> None:
         """Run the audits of one API key one after the other, until the task is canceled."""
@@ -284,8 +290,9 @@ class Auditor:
                 reason = str(error) if isinstance(error, ApiError) else describe_error(error, self.answerer.timeout)
                 log.warning("An audit failed: %s", reason)
                 await self._store_failure(job)
-            self.budget.release(job.trace.owner, self.calls_per_audit - job.call_count)
-            self.pending_count -= 1
+            finally:  # also if the task is canceled
+                self.budget.release(job.trace.owner, self.calls_per_audit - job.call_count)
+                self.pending_count -= 1
 
     async def _audit(self, job: AuditJob) -> None:
         """Compare the answers with and without passages, and store whether they differ.
@@ -305,7 +312,7 @@ class Auditor:
             return
         changed = float(await self._answers_differ(job, closed_answer, open_answer))
         self.recent.update(job.trace.id, {"closed": closed_answer, "opened": open_answer, "lost": changed})
-        await self._store_label(job, KnowledgeLabel.UNKNOWN if changed else KnowledgeLabel.KNOWN)
+        await self._store_label(job, make_label(closed_answer, is_changed=bool(changed)))
         await self._store_result(job, kind, changed, closed_answer, open_answer)
 
     def _can_label(self, job: AuditJob) -> bool:

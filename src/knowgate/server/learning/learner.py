@@ -64,6 +64,7 @@ class TrafficLearner:
         recent: Recent decisions, which the dashboard shows with their answers.
         audit_share: Share of requests that are sampled for audits.
         random: Random numbers for sampling.
+        start: When this component was put in use, as a value of `time.perf_counter`.
     """
 
     auditor: Auditor
@@ -71,6 +72,7 @@ class TrafficLearner:
     recent: RecentDecisions
     audit_share: float = 0.0
     random: random.Random = field(default_factory=random.SystemRandom)
+    start: float = 0.0
 
     async def close(self) -> None:
         """Cancel pending audits, and write pending labels."""
@@ -84,7 +86,8 @@ class TrafficLearner:
             return
         if trace.client_request is not None and trace.client_request.body.get("echo"):
             return  # with `echo`, the answer contains the prompt, so it cannot be compared
-        arm = self.auditor.experiment.arms.get(trace.arm)
+        # An earlier request was decided by the gate before the reload of the settings.
+        arm = self.auditor.experiment.arms.get(trace.arm) if trace.start >= self.start else None
         if arm is not None and not trace.decision.rule:
             arm.monitor.add_distance(trace.decision.distance, trace.owner)
         sampled_arm = arm if arm is not None and self._draw_for_audit(trace) else None
@@ -157,10 +160,12 @@ class TrafficLearner:
         return await asyncio.shield(asyncio.wrap_future(stored))  # a canceled request does not cancel the storing
 
     def list_problems(self) -> list[str]:
-        """Return the current problems with labels and audits, for GET /ready."""
+        """Return the alarms that are on, and the current problems with labels and audits, for GET /ready."""
         history_problem = "" if self.labeler.history is None else self.labeler.history.problem
         audit_problem = self.auditor.pause_reason if self.audit_share else ""
-        return [problem for problem in (history_problem, audit_problem) if problem]
+        arms = self.auditor.experiment.arms.values()
+        alarms = [f"alarm for gate {arm.gate_spec}: {alarm}" for arm in arms for alarm in arm.monitor.list_alarms()]
+        return [problem for problem in (history_problem, audit_problem, *alarms) if problem]
 
     def to_json(self, count_audits: Callable[[str], dict[str, int]]) -> dict[str, Any]:
         """Return the results of learning, in the format of `LearningResponse`.
@@ -279,7 +284,7 @@ def build_learner(
 
 def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudget:
     """Create the budget of LLM calls for audits. All workers of the server share `audit_budget` equally."""
-    calls_per_hour = max(1, options.audit_budget // options.workers)
+    calls_per_hour = options.audit_budget // options.workers
     calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
     audit_ages = [] if store is None else store.list_recent_ages()
     call_ages = sorted(audit_ages * calls_per_audit)  # each audit may have made several calls at the same time
@@ -310,10 +315,11 @@ def _check_options(options: ServeOptions) -> None:
         raise BadSetting(
             "audit_compare='llm' needs an LLM server, but `upstream` is not set. Set `upstream`, or use audit_compare='words'."
         )
-    if options.audit_compare == "llm" and options.audit_budget < MAX_CALLS_PER_AUDIT:
+    calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
+    if options.audit and options.audit_budget < calls_per_audit * options.workers:
         raise BadSetting(
-            f"audit_compare='llm' needs up to {MAX_CALLS_PER_AUDIT} LLM calls per audit. Set `audit_budget` (LLM calls per "
-            f"hour) to {MAX_CALLS_PER_AUDIT} or more."
+            f"an audit needs up to {calls_per_audit} LLM calls, and each worker has an equal part of `audit_budget` (LLM calls "
+            f"per hour). Set `audit_budget` to {calls_per_audit * options.workers} or more."
         )
     if options.max_changed is not None and not options.audit:
         raise BadSetting(

@@ -181,6 +181,13 @@ class LossMonitor:
         alarms = {owner: self.get_alarm(owner) for owner in self._keys if owner}
         return {owner: reason for owner, reason in alarms.items() if reason not in ("", self.alarm)}
 
+    def list_alarms(self) -> list[str]:
+        """Return the alarms that are on, without names of API keys, because anyone can read GET /ready."""
+        count, violation = len(self.key_alarms), self._describe_violation(" of each of them")
+        alarm_for_all = [f"all requests retrieve: {self._describe_violation()}"] if self.alarm else []
+        key_alarms = [f"API keys whose requests all retrieve: {count} ({violation})"] if count else []
+        return alarm_for_all + key_alarms
+
     def to_json(self) -> dict[str, Any]:
         """Return the shares of changed answers (`loss`) and of unusual questions (`drift`)."""
         return {"loss": self._describe_loss(), "drift": self._describe_drift()}

@@ -284,7 +284,11 @@ class UpstreamClient:
     @property
     def default_model(self) -> str | None:
         """The default model for requests with this server's own login, if it is known."""
-        name, _ = self._default_models.get(self.get_account(Headers()), (None, 0.0))
+        return self.find_default_model(Headers())
+
+    def find_default_model(self, headers: Headers) -> str | None:
+        """Return the default model for the account of a request. None until a request needs it."""
+        name, _ = self._default_models.get(self.get_account(headers), (None, 0.0))
         return name
 
     def get_account(self, headers: Headers) -> tuple[str, ...]:

@@ -279,9 +279,15 @@ class UpstreamDraftModel(Backend):
     def name(self) -> str:
         return f"openai:{self._model or 'upstream'}"
 
-    def differs_from(self, model_name: str) -> bool:
-        """Return whether a name is not that of this LLM. Without a name in the settings, or in the request, nothing is known."""
-        return bool(self._model and model_name) and model_name != self._model
+    def differs_from(self, model_name: str, default_model: str | None) -> bool:
+        """Return whether a name is not that of this LLM. Without two names to compare, nothing is known.
+
+        Args:
+            model_name: Name of the LLM in a request, or "".
+            default_model: Default LLM of the upstream, if it is known. It is this LLM if the settings name none.
+        """
+        own_name = self._model or default_model
+        return bool(own_name and model_name) and model_name != own_name
 
     @functools.cached_property
     def fingerprint(self) -> str:

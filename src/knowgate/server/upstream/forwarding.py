@@ -140,7 +140,8 @@ class UpstreamForwarder:
         if is_knowgate_model(request.body.get("model")):
             model = self.options.upstream_model or await self.upstream.get_default_model(request.headers)
             request.changed_body = {**request.upstream_body, "model": model}  # without `knowgate`, too
-        self.gate_service.set_model(request.trace, str(request.upstream_body.get("model", "")))
+        default_model = self.upstream.find_default_model(request.headers)
+        self.gate_service.set_model(request.trace, str(request.upstream_body.get("model", "")), default_model)
 
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
         """Decide whether to retrieve, and answer with or without passages.
@@ -186,7 +187,7 @@ class UpstreamForwarder:
             return True
         decision = await self.gate_service.decide(rag, question, None, trace)
         # A stale gate was calibrated for another LLM, and so was its arbiter.
-        is_stale = bool(self.gate_service.get_staleness(rag, trace.model_name))
+        is_stale = bool(self.gate_service.get_staleness(rag, trace.other_model))
         allows_draft = self.options.way != "question" and not is_stale
         return decision.retrieve and allows_draft and drafts.arbiter_makes_drafts(rag)
 
