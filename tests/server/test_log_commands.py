@@ -21,6 +21,7 @@ from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_for_audits
 from tests.support.extras import needs_train
+from tests.support.hand_gate import write_gate
 from tests.support.invented import write_invented
 
 
@@ -213,11 +214,16 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
 @pytest.mark.parametrize(
     ("choice", "k", "flags"),
     [
-        (GateChoice("again/gate", is_policy=True, guarantee="at most 5 %"), 3, "--gate again/gate"),
-        (GateChoice("logprob:min", 0.4, "at most 5 %"), 3, "--gate logprob:min --threshold 0.4 --arbiter none"),
-        (GateChoice("always"), 2, "--gate always --k 3"),
+        (GateChoice("policy", is_policy=True, guarantee="at most 5 %"), 3, "--threshold 0.123 --arbiter rules"),
+        (GateChoice("calibrated", guarantee="at most 5 %"), 3, "--threshold 0.456 --arbiter none"),
+        (GateChoice("logprob:min", 0.4, "at most 5 %"), 3, "--threshold 0.4 --arbiter none"),
+        (GateChoice("always"), 2, "--threshold 0.5 --arbiter none --k 3"),
     ],
 )
-def test_a_new_gate_is_served_with_the_settings_of_the_server(choice, k, flags):
-    command = format_serve_command(Path("knowgate.toml"), PipelineOptions(k=k), choice)
-    assert command == f"knowgate serve --config knowgate.toml {flags}"
+def test_a_new_gate_is_served_with_its_own_threshold_and_arbiter(choice, k, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_gate(tmp_path / "policy", threshold=0.123, policy={"arbiter": "rules"})
+    write_gate(tmp_path / "calibrated", threshold=0.456)
+    settings = PipelineOptions(k=k, threshold=0.9, arbiter="rules")  # of the earlier gate
+    command = format_serve_command(Path("knowgate.toml"), settings, choice)
+    assert command == f"knowgate serve --config knowgate.toml --gate {choice.gate} {flags}"

@@ -29,6 +29,8 @@ from knowgate.evaluation.first_run.labeling import POLICY_QUESTIONS, RECOMMENDED
 from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, ProgressReporter, read_progress
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
 from knowgate.evaluation.server_log import LoggedQuestions, is_server_log, read_logged_questions
+from knowgate.gates import load_gate
+from knowgate.gates.arbiters import NO_ARBITER, get_policy_arbiter
 from knowgate.labels.options import DEFAULT_PASSAGES
 from knowgate.models import load_model
 from knowgate.pipeline.settings import PipelineOptions, load_settings
@@ -280,11 +282,11 @@ def format_serve_command(config: Path | None, settings: PipelineOptions, choice:
         settings: What the file says.
         choice: The new gate, whose guarantee was tested with DEFAULT_PASSAGES passages per question.
     """
+    # The file may set a threshold and an arbiter for the earlier gate, so those of the new gate are always given.
+    threshold = load_gate(choice.gate).threshold if choice.threshold is None else choice.threshold
+    arbiter = get_policy_arbiter(choice.gate) or NO_ARBITER  # other gates than policies were measured without one
     command = ["knowgate", "serve", *(["--config", str(config)] if config else []), "--gate", choice.gate]
-    if choice.threshold is not None:
-        command += ["--threshold", f"{choice.threshold:g}"]
-    if choice.guarantee and not choice.is_policy:
-        command += ["--arbiter", "none"]  # the guarantee was tested without an arbiter; only policies include one
+    command += ["--threshold", str(threshold), "--arbiter", arbiter]
     if settings.k != DEFAULT_PASSAGES:
         command += ["--k", str(DEFAULT_PASSAGES)]
     return shlex.join(command)

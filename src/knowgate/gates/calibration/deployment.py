@@ -149,7 +149,7 @@ def _check_threshold(gate: FittedGate, deployment: Deployment, guarantee: Mappin
     if gate.note:  # only gates that are used with a different LLM or different prompts have a note
         yield "the gate was fitted on another LLM or other prompts"
     threshold = deployment.threshold
-    if threshold is None:
+    if threshold in (None, gate.threshold):
         return
     if threshold > gate.threshold:  # a lower threshold retrieves more, so that it harms fewer answers
         yield f"the threshold used is {threshold:g}"
