@@ -11,8 +11,10 @@ import httpx
 import pytest
 
 from knowgate.cli.start import format_serve_command
+from knowgate.evaluation.cost import compare_traffic_costs
 from knowgate.evaluation.first_run.gate_selection import GateChoice
-from knowgate.evaluation.server_log import read_logged_questions
+from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
+from knowgate.evaluation.server_log import read_logged_questions, read_server_log
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -100,6 +102,23 @@ def test_requests_with_options_of_their_own_do_not_count_for_the_gate(serve, man
     assert (json.loads(outcome.out)["questions"], json.loads(outcome.out)["gate"]) == (40, "prompt")
     assert "60 that set options of their own" in call("replay", file).err
     assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["needs"] == before
+
+
+@pytest.mark.parametrize("way", ["draft", "race"])
+def test_a_draft_that_only_the_arbiter_reads_is_a_second_call_of_each_search(tmp_path, way):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    decided = {"gate": "question", "threshold": 0.5, "passages": [{"id": "1"}], "milliseconds": {"total": 1.0}}
+    for number in range(4):  # the gate reads only the question, so questions that it skips have no draft
+        retrieved = {"need": 0.8, "retrieve": True, "way": way}
+        skipped = {"need": 0.2, "retrieve": False, "way": "question"}
+        log.append({"id": f"kg-{number}", **decided, **(retrieved if number == 0 else skipped)}, None).result(30)
+    log.append({"id": "kg-4", **decided, "rule": "small talk", "retrieve": False, "way": "question"}, None).result(30)
+    log.close()
+    traffic = Traffic(read_server_log(tmp_path / "d.db").events)
+    low, used, high = replay_traffic(traffic, [0.1, 0.5, 0.9], Prices())
+    assert [round(line.savings["llm_calls"].saved, 6) for line in (low, used, high)] == [-4, -1, 0]
+    assert [line.savings["retrievals"].saved for line in (low, used, high)] == [1, 4, 5]
+    assert compare_traffic_costs(traffic, 0.1, Prices()).gated.calls == pytest.approx(9 / 5)
 
 
 @needs_train

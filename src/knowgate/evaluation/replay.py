@@ -181,7 +181,8 @@ class TrafficEvent:
             the two answers is known.
         cost_without_gate: Cost of the whole answer without passages, from the start, if no gate decides.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
-        has_draft: Whether an answer is drafted before the decision; None if that is not recorded.
+        has_draft: Whether the question has a draft if it is retrieved for, because the gate or the arbiter reads one.
+            None if that is not recorded.
         right: Which answers are correct; None in a log, whose answers are not graded.
         is_searched_early: Whether the search began before the decision, so that skipping does not save it.
     """
@@ -403,7 +404,7 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
 
 
 def _has_draft(event: TrafficEvent) -> bool | None:
-    """Return whether a draft (answer without passages) preceded the decision. None if unknown."""
+    """Return whether a draft (answer without passages) precedes a search. None if unknown."""
     if event.has_draft is not None:
         return event.has_draft
     draft_tokens = event.decision_cost.completion

@@ -9,7 +9,7 @@ import itertools
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,10 +76,11 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         left_out["of another gate, threshold or arm"] = len(decisions) - n_events
     selected = {key: item for key, item in decisions.items() if _get_gate_threshold_and_arm(item) == most_frequent}
     audits = _read_audits(location)
+    drafts_for_arbiter = _has_drafts_for_arbiter(selected.values())
     gate, threshold, _ = most_frequent
     return LoggedTraffic(
         _get_path(location),
-        events=[_make_event(record, audits.get(key, ())) for key, record in selected.items()],
+        events=[_make_event(record, audits.get(key, ()), drafts_for_arbiter) for key, record in selected.items()],
         gates=Counter({gate: n_events}),
         models=Counter(str(record.get("model", "?")) for record in selected.values()),
         thresholds=Counter({threshold: n_events}),
@@ -387,13 +388,22 @@ def split_seconds(milliseconds: Mapping[str, float]) -> tuple[float, float]:
     return deciding / 1000, max(0.0, total - deciding) / 1000
 
 
-def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
+def _has_drafts_for_arbiter(records: Collection[Mapping[str, Any]]) -> bool:
+    """Return whether only the arbiter reads drafts, so that a draft is made only after a decision to retrieve."""
+    ways = {(record.get("way"), bool(record["retrieve"])) for record in records if not record.get("rule")}
+    return ("question", False) in ways and bool(ways & {("draft", True), ("race", True)})
+
+
+def _make_event(
+    record: Mapping[str, Any], audits: Sequence[tuple[str, float]], drafts_for_arbiter: bool = False
+) -> TrafficEvent:
     """Convert a logged decision to a traffic event. The log has no token counts.
 
     Args:
         record: The decision.
         audits: Audits of the decision, oldest first, as (kind, 1 if skipping the search loses the answer). An audit
             answers the question with and without passages. The newest audit that applies to this decision counts.
+        drafts_for_arbiter: Whether a question that was skipped would get a draft if it were retrieved for.
     """
     skips = would_skip(record)
     rule_need = -math.inf if skips else math.inf  # a rule decides the same at every threshold
@@ -407,14 +417,15 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     retrieved = bool(record["retrieve"])
     way = str(record.get("way"))  # how the request was processed; 'race' starts the search together with the draft
     nothing_found = retrieved and record.get("passages") == []  # then the draft is sent, and there is no second answer
+    would_draft = drafts_for_arbiter and way == "question" and not retrieved
     event = TrafficEvent(
         rule_need if record.get("rule") else float(record["need"]),
         retrieved,
         decision_cost=EventCost(seconds=deciding_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
         extra_calls=float(way == SEPARATE_DRAFT),
-        has_draft=DRAFT_BY_WAY.get(way) and not nothing_found,
-        is_searched_early=way == "race",
+        has_draft=would_draft or (DRAFT_BY_WAY.get(way) and not nothing_found),
+        is_searched_early=way == "race" and not drafts_for_arbiter,
     )
     if record.get("only_decided"):  # the costs of searching and answering are known only to the application
         return event
