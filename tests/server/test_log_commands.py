@@ -136,11 +136,12 @@ def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, 
     assert stat.S_IMODE((tmp_path / "again").stat().st_mode) == 0o700
 
 
-def write_corrected_log(file, corrected):
+def write_corrected_log(file, corrected, texts=()):
     """Write a log with decisions as (API key, name of the key that corrected it or None), oldest first."""
     log = DecisionLog(str(file), stores_questions=True)
     for number, (owner, giver) in enumerate(corrected):
-        log.append({"id": f"kg-{number}"}, f"What is item {number}?", owner).result(30)
+        text = texts[number] if texts else f"What is item {number}?"
+        log.append({"id": f"kg-{number}"}, text, owner).result(30)
         if giver is not None:
             asyncio.run(log.add_feedback(f"kg-{number}", "down", None, giver, correction="Rome"))
     log.close()
@@ -163,6 +164,24 @@ def test_one_key_gives_at_most_half_of_the_gold_answers(tmp_path, corrected, cou
     assert sum(bool(item.answers) for item in logged.questions) == counts[0] - counts[2]
     trusted = read_logged_questions(tmp_path / "d.db", 100, trusts_keys=True)
     assert trusted.n_unused == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        ([("alice", None), ("bob", "bob")], ()),  # the correction is only that of bob
+        ([("bob", "bob"), ("alice", None)], ()),
+        ([("alice", "alice"), ("bob", "bob")], ()),
+        ([("bob", "bob"), ("bob", None)], ("Rome",)),  # no other key asked this
+        ([("alice", None), ("bob", "admin")], ("Rome",)),
+        ([("bob", "admin"), ("alice", "alice")], ("Rome",)),
+    ],
+)
+def test_a_key_corrects_no_question_of_another_key(tmp_path, asked, answers):
+    write_corrected_log(tmp_path / "d.db", [("alice", "admin"), *asked], ["Q0?", "Q?", "q"])
+    log = read_logged_questions(tmp_path / "d.db", 100)
+    assert [item.answers for item in log.questions] == [answers, ("Rome",)]
+    assert log.n_unused == (not answers)
 
 
 def test_blank_corrections_are_no_gold_answers(tmp_path):
