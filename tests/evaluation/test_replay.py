@@ -15,6 +15,8 @@ from knowgate.evaluation.replay import (
     TrafficEvent,
     replay_traffic,
 )
+from knowgate.stats.bootstrap import Estimate
+from knowgate.stats.proportions import estimate_proportion
 
 READ, CLOSED_BOOK, OPEN_BOOK = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
 
@@ -118,45 +120,49 @@ def test_searches_have_a_price_even_if_tokens_are_unknown():
     assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0)).savings["money"] == SavedAmount(2, 2)
 
 
-def test_risk_is_the_share_of_checked_questions_whose_answer_changes():
-    events = [event(0.6, True, True), event(0.7, True, False), event(0.9, True, True), event(0.8, True, None)]
-    risk = line(events, 0.75).risks["retrieved"]
-    assert (risk.hits, risk.n) == (1, 3)
+def test_risk_is_the_share_of_all_questions_that_are_skipped_and_answered_differently():
+    audited = [event(0.2, False, number < 30) for number in range(150)]  # 20 % of the skipped questions differ
+    skipped = [event(0.2, False)] * 150
+    searched = (
+        [event(0.6, True, number < 50) for number in range(100)] + [event(0.6, True)] * 100 + [event(0.9, True)] * 500
+    )
+    decided_by_rules = [event(-math.inf, False)] * 70 + [event(math.inf, True)] * 30
+    events = [*audited, *skipped, *searched, *decided_by_rules]
+    nothing, used, higher = replay_traffic(Traffic(events), [0.1, 0.5, 0.7], Prices())
+    assert nothing.risk == Estimate(0.0, 0.0, 0.0)
+    assert used.risk.value == pytest.approx(0.2 * 300 / 1000)
+    assert used.risk.high == pytest.approx(estimate_proportion([True] * 30 + [False] * 120).high * 300 / 1000)
+    assert higher.risk.value == pytest.approx(0.2 * 300 / 1000 + 0.5 * 200 / 1000)
+    assert 0 < higher.risk.low < higher.risk.value < higher.risk.high < 1
 
 
 def test_the_risk_has_an_interval_if_enough_answers_are_known():
     events = [event(0.6, True, number < 30) for number in range(120)]
     result = line(events, 0.75)
-    risk = result.risks["retrieved"]
-    assert (result.known, result.has_evidence, risk.value) == (120, True, 0.25)
-    assert 0 < risk.low < 0.25 < risk.high < 1
+    assert (result.known, result.has_evidence, result.risk.value) == (120, True, 0.25)
+    assert 0 < result.risk.low < 0.25 < result.risk.high < 1
 
 
 def test_the_risk_is_unknown_if_few_answers_are_known():
     result = line([event(0.2, False, False)] * 99, 0.5)
-    assert (result.known, result.has_evidence, result.risks["audited"].value) == (99, False, None)
+    assert (result.known, result.has_evidence, result.risk.value) == (99, False, None)
 
 
 def test_the_risk_of_a_threshold_that_nobody_has_tried_is_unknown():
     # Audits know what was skipped, but nothing about the questions that only the higher threshold would skip.
     events = [event(0.2, False, False)] * 150 + [event(0.7, True, None)] * 150
     tried, untried = line(events, 0.5), line(events, 0.8)
-    assert (tried.has_evidence, tried.risks["audited"].value) == (True, 0.0)
-    assert (untried.has_evidence, untried.risks["audited"].value) == (False, None)
+    assert (tried.has_evidence, tried.risk.value) == (True, 0.0)
+    assert (untried.has_evidence, untried.risk.value) == (False, None)
+
+
+def test_the_risk_is_unknown_if_no_skipped_question_was_audited():
+    events = [event(0.2, False, None)] * 150 + [event(0.7, True, False)] * 150
+    assert line(events, 0.8).risk.value is None
 
 
 def test_the_risk_on_a_label_run_is_always_known():
-    assert line([event(0.2, None, True), event(0.9, None, False)], 0.5).risks["graded"].value == 0.5
-
-
-def test_audited_skips_and_graded_rows_are_counted_separately():
-    events = [event(0.1, False, True), event(0.2, False, False), event(0.9, True, True), event(0.3, None, True)]
-    risks = line(events, 0.5).risks
-    assert {name: (risk.hits, risk.n) for name, risk in risks.items()} == {
-        "retrieved": (0, 1),
-        "audited": (1, 2),
-        "graded": (1, 1),
-    }
+    assert line([event(0.2, None, True), event(0.9, None, False)], 0.5).risk.value == 0.5
 
 
 def test_thresholds_are_distinct_and_sorted():

@@ -208,7 +208,7 @@ def test_a_label_run_has_graded_risk(tmp_path):
     rows = [graded_row("a", 0.2, True, True), graded_row("b", 0.3, False, True), graded_row("c", 0.8, False, True)]
     log = read_label_run_traffic(write_rows(tmp_path / "run", rows), str(write_gate(tmp_path / "gate")))
     line = replay_traffic(Traffic(log.events), [0.5], Prices())[0]
-    assert (line.retrieved, line.risks["graded"].hits, line.risks["graded"].n) == (1, 1, 3)
+    assert (line.retrieved, line.known, line.risk.value) == (1, 2, 1 / 3)
     assert line.savings["seconds"] is None
     assert line.savings["tokens"].saved > 0
     assert log.run_threshold == 0.5

@@ -11,8 +11,10 @@ import httpx
 import pytest
 
 from knowgate.cli.start import format_serve_command
+from knowgate.evaluation.cost import compare_traffic_costs
 from knowgate.evaluation.first_run.gate_selection import GateChoice
-from knowgate.evaluation.server_log import read_logged_questions
+from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
+from knowgate.evaluation.server_log import read_logged_questions, read_server_log
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -21,6 +23,7 @@ from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_for_audits
 from tests.support.extras import needs_train
+from tests.support.hand_gate import write_gate
 from tests.support.invented import write_invented
 
 
@@ -45,8 +48,8 @@ def test_a_decision_log_can_be_replayed(serve, many, tmp_path, call):  # noqa: F
     result = json.loads(call("replay", file, "--json", "--thresholds", "0.5,1").out)
     half, all_skipped = result["thresholds"]
     assert (result["questions"], result["gate"], half["retrieved"], all_skipped["retrieved"]) == (40, "prompt", 20, 0)
-    assert half["risks"]["audited"]["n"] == 20
-    assert half["risks"]["audited"]["hits"] == 0  # what is skipped there is known
+    assert half["known"] == 20
+    assert half["risk"]["value"] is None  # fewer than 100
     saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]["seconds"]
     assert half["savings"]["seconds"]["saved"] == pytest.approx(saved, rel=0.1, abs=0.02)
 
@@ -101,6 +104,23 @@ def test_requests_with_options_of_their_own_do_not_count_for_the_gate(serve, man
     assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["needs"] == before
 
 
+@pytest.mark.parametrize("way", ["draft", "race"])
+def test_a_draft_that_only_the_arbiter_reads_is_a_second_call_of_each_search(tmp_path, way):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    decided = {"gate": "question", "threshold": 0.5, "passages": [{"id": "1"}], "milliseconds": {"total": 1.0}}
+    for number in range(4):  # the gate reads only the question, so questions that it skips have no draft
+        retrieved = {"need": 0.8, "retrieve": True, "way": way}
+        skipped = {"need": 0.2, "retrieve": False, "way": "question"}
+        log.append({"id": f"kg-{number}", **decided, **(retrieved if number == 0 else skipped)}, None).result(30)
+    log.append({"id": "kg-4", **decided, "rule": "small talk", "retrieve": False, "way": "question"}, None).result(30)
+    log.close()
+    traffic = Traffic(read_server_log(tmp_path / "d.db").events)
+    low, used, high = replay_traffic(traffic, [0.1, 0.5, 0.9], Prices())
+    assert [round(line.savings["llm_calls"].saved, 6) for line in (low, used, high)] == [-4, -1, 0]
+    assert [line.savings["retrievals"].saved for line in (low, used, high)] == [1, 4, 5]
+    assert compare_traffic_costs(traffic, 0.1, Prices()).gated.calls == pytest.approx(9 / 5)
+
+
 @needs_train
 def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, call):  # noqa: F811
     file, address, ids = served(serve, many, tmp_path, canary=1.0)
@@ -116,11 +136,12 @@ def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, 
     assert stat.S_IMODE((tmp_path / "again").stat().st_mode) == 0o700
 
 
-def write_corrected_log(file, corrected):
+def write_corrected_log(file, corrected, texts=()):
     """Write a log with decisions as (API key, name of the key that corrected it or None), oldest first."""
     log = DecisionLog(str(file), stores_questions=True)
     for number, (owner, giver) in enumerate(corrected):
-        log.append({"id": f"kg-{number}"}, f"What is item {number}?", owner).result(30)
+        text = texts[number] if texts else f"What is item {number}?"
+        log.append({"id": f"kg-{number}"}, text, owner).result(30)
         if giver is not None:
             asyncio.run(log.add_feedback(f"kg-{number}", "down", None, giver, correction="Rome"))
     log.close()
@@ -143,6 +164,24 @@ def test_one_key_gives_at_most_half_of_the_gold_answers(tmp_path, corrected, cou
     assert sum(bool(item.answers) for item in logged.questions) == counts[0] - counts[2]
     trusted = read_logged_questions(tmp_path / "d.db", 100, trusts_keys=True)
     assert trusted.n_unused == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        ([("alice", None), ("bob", "bob")], ()),  # the correction is only that of bob
+        ([("bob", "bob"), ("alice", None)], ()),
+        ([("alice", "alice"), ("bob", "bob")], ()),
+        ([("bob", "bob"), ("bob", None)], ("Rome",)),  # no other key asked this
+        ([("alice", None), ("bob", "admin")], ("Rome",)),
+        ([("bob", "admin"), ("alice", "alice")], ("Rome",)),
+    ],
+)
+def test_a_key_corrects_no_question_of_another_key(tmp_path, asked, answers):
+    write_corrected_log(tmp_path / "d.db", [("alice", "admin"), *asked], ["Q0?", "Q?", "q"])
+    log = read_logged_questions(tmp_path / "d.db", 100)
+    assert [item.answers for item in log.questions] == [answers, ("Rome",)]
+    assert log.n_unused == (not answers)
 
 
 def test_blank_corrections_are_no_gold_answers(tmp_path):
@@ -213,11 +252,16 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
 @pytest.mark.parametrize(
     ("choice", "k", "flags"),
     [
-        (GateChoice("again/gate", is_policy=True, guarantee="at most 5 %"), 3, "--gate again/gate"),
-        (GateChoice("logprob:min", 0.4, "at most 5 %"), 3, "--gate logprob:min --threshold 0.4 --arbiter none"),
-        (GateChoice("always"), 2, "--gate always --k 3"),
+        (GateChoice("policy", is_policy=True, guarantee="at most 5 %"), 3, "--threshold 0.123 --arbiter rules"),
+        (GateChoice("calibrated", guarantee="at most 5 %"), 3, "--threshold 0.456 --arbiter none"),
+        (GateChoice("logprob:min", 0.4, "at most 5 %"), 3, "--threshold 0.4 --arbiter none"),
+        (GateChoice("always"), 2, "--threshold 0.5 --arbiter none --k 3"),
     ],
 )
-def test_a_new_gate_is_served_with_the_settings_of_the_server(choice, k, flags):
-    command = format_serve_command(Path("knowgate.toml"), PipelineOptions(k=k), choice)
-    assert command == f"knowgate serve --config knowgate.toml {flags}"
+def test_a_new_gate_is_served_with_its_own_threshold_and_arbiter(choice, k, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_gate(tmp_path / "policy", threshold=0.123, policy={"arbiter": "rules"})
+    write_gate(tmp_path / "calibrated", threshold=0.456)
+    settings = PipelineOptions(k=k, threshold=0.9, arbiter="rules")  # of the earlier gate
+    command = format_serve_command(Path("knowgate.toml"), settings, choice)
+    assert command == f"knowgate serve --config knowgate.toml --gate {choice.gate} {flags}"

@@ -28,19 +28,15 @@ from knowgate.evaluation.server_log import is_server_log, read_server_log
 from knowgate.evaluation.traffic_log import LoggedTraffic, read_label_run_traffic, read_traffic_log
 from knowgate.gates import load_gate
 from knowgate.gates.fitted_gate import has_judge
-from knowgate.stats.proportions import Proportion
+from knowgate.stats.bootstrap import Estimate
 
 LogArgument = Annotated[
     str,
     typer.Argument(metavar="LOG", help="Output of `ask --json`, log of `serve --decisions`, or label run to replay."),
 ]
-# Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
-# "lost" means that only the answer with passages is correct.
-RISK_COLUMNS = {
-    "retrieved": "differ, of {} retrieved",
-    "audited": "differ, of {} audited",
-    "graded": "lost, of {} graded",
-}
+# Column titles of the risk. "Changed" means that the answers with and without passages disagree; "lost" means that only
+# the answer with passages is correct.
+LOG_RISK, LABEL_RUN_RISK = "answers changed, of all", "right answers lost, of all"
 ALWAYS_THRESHOLD = -1.0  # needs are at least 0, so every question is retrieved for
 
 
@@ -66,9 +62,10 @@ class ReplayOptions(TrafficOptions):
 def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptions) -> None:
     """Show what each threshold would have saved and risked on logged traffic.
 
-    Everything is compared with always retrieving. On a label run, the risk is the share of correct answers lost. A log
-    has no correct answers, so there the risk is the share of skipped questions whose answers with and without passages
-    differ. It is unknown if fewer than 100 skipped questions have both answers.
+    Everything is compared with always retrieving. The risk is a share of all questions that the gate decides on. On a
+    label run, it is the share whose correct answer is lost because the search is skipped: a guarantee limits this loss. A
+    log has no correct answers, so there it is the share whose answer changes because the search is skipped. It is
+    unknown if fewer than 100 skipped questions have both answers.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
@@ -83,7 +80,8 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
     if options.as_json:
         print_json(_make_replay_record(logged, results, prices, names))
     else:
-        print_tables([_build_table(results, names, with_money=prices.are_given)])
+        risk_title = LABEL_RUN_RISK if traffic.is_graded else LOG_RISK
+        print_tables([_build_table(results, names, risk_title, with_money=prices.are_given)])
     print_log_summary(logged, traffic)
     _print_replay_caveats(logged, results, prices)
 
@@ -154,14 +152,17 @@ def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
     return loaded.threshold
 
 
-def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str], *, with_money: bool) -> TextTable:
+def _build_table(
+    results: Sequence[replay.ReplayResult], names: dict[float, str], risk_title: str, *, with_money: bool
+) -> TextTable:
     """Build the table of what each threshold would have saved and risked.
 
-    Risks come first, because narrow terminals drop the last columns.
+    The risk comes first, because narrow terminals drop the last columns.
 
     Args:
         results: One row for each threshold. Always retrieving has a threshold below 0.
         names: Notes on some thresholds, such as {0.5: "as it ran"}.
+        risk_title: Title of the column of risks.
         with_money: Add a column for the money saved.
     """
     rows = []
@@ -169,26 +170,20 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
         label = "always" if result.threshold < 0 else f"{result.threshold:g}"
         if result.threshold in names:
             label += f" ({names[result.threshold]})"
-        cells = {"threshold": label, **_format_result(result, results[0])}
+        cells = {"threshold": label, **_format_result(result, risk_title)}
         if with_money:
             cells["money saved"] = _format_saving(result.savings["money"])
         rows.append(cells)
     return TextTable("", tuple(rows[0]), tuple(tuple(cells.values()) for cells in rows))
 
 
-def _format_result(result: replay.ReplayResult, first: replay.ReplayResult) -> dict[str, str]:
-    """Format the risks and savings of a threshold, by column.
-
-    The titles of risks contain the numbers of questions of the `first` result, so that all rows have the same columns.
-    """
-    risks = {}
-    for name, share in first.risks.items():
-        risks[RISK_COLUMNS[name].format(share.n)] = _format_share(result.risks[name])
+def _format_result(result: replay.ReplayResult, risk_title: str) -> dict[str, str]:
+    """Format the risk and the savings of a threshold, by column."""
     return {
         "retrieved": f"{result.rate:.1%}",
         "retrievals saved": _format_saving(result.savings["retrievals"]),
         "both answers recorded": _format_known(result),
-        **risks,
+        risk_title: _format_share(result.risk),
         "tokens saved": _format_saving(result.savings["tokens"]),
         "seconds saved": _format_saving(result.savings["seconds"], " s"),
     }
@@ -219,7 +214,7 @@ def _format_saving(saving: replay.SavedAmount | None, unit: str = "") -> str:
     return f"{amount} ({size / saving.always:.0%})" if saving.always else amount
 
 
-def _format_share(share: Proportion) -> str:
+def _format_share(share: Estimate) -> str:
     return "unknown" if share.value is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
@@ -236,7 +231,7 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     _print_assumed_costs(log, traffic)
     if log.constant_decision:
         inform(f"The gate {log.constant_decision} and has no threshold.")
-    elif not traffic.checks:  # the questions with both answers
+    elif not traffic.has_both_answers:
         inform("Lost answers are unknown, because no question has both answers. Serve with --shadow --audit 1.")
 
 

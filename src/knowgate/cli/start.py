@@ -321,8 +321,9 @@ def _report_corrections(logged: LoggedQuestions) -> None:
     inform(f"Corrections: {logged.n_corrections}, from {keys}.")
     if logged.n_unused:
         inform(
-            f"{logged.n_unused} of them are not used, because one key may give at most half of the gold answers. "
-            "If all keys belong together, set share_labels = true in the table [serve] of the settings.",
+            f"{logged.n_unused} of them are not used, because one key may give at most half of the gold answers, "
+            "and none to a question that another key asked, too. If all keys belong together, set share_labels = true in the "
+            "table [serve] of the settings.",
             style="yellow",
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from knowgate.core.options import Options, option
+from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion
 
@@ -181,7 +182,8 @@ class TrafficEvent:
             the two answers is known.
         cost_without_gate: Cost of the whole answer without passages, from the start, if no gate decides.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
-        has_draft: Whether an answer is drafted before the decision; None if that is not recorded.
+        has_draft: Whether the question has a draft if it is retrieved for, because the gate or the arbiter reads one.
+            None if that is not recorded.
         right: Which answers are correct; None in a log, whose answers are not graded.
         is_searched_early: Whether the search began before the decision, so that skipping does not save it.
     """
@@ -222,10 +224,10 @@ class ReplayResult:
         rate: Share of questions that the gate retrieves for.
         savings: What is saved compared with always retrieving: 'retrievals', 'llm_calls', 'tokens', 'seconds' and
             'money'. None if the log records too little.
-        risks: Share of the questions with both answers that are skipped and whose answer is then another one. For the kinds
-            'retrieved' and 'audited' (of a log), it is a different answer; for 'graded' (of a label run), a wrong one
-            instead of a right one. The shares are None if `has_evidence` is false.
-        known: Number of skipped questions whose risk is known, because both answers are recorded.
+        risk: Share of all questions that are skipped and then get another answer than with the search. In a log, it is a
+            different answer; in a label run, a wrong one instead of a right one, which is the loss that a guarantee
+            limits. Questions that rules decide on do not count. No value if `has_evidence` is false.
+        known: Number of skipped questions of which both answers are recorded. The risk is estimated from them.
         has_evidence: Whether enough questions have both answers to say what the threshold risks.
     """
 
@@ -233,7 +235,7 @@ class ReplayResult:
     retrieved: int
     rate: float
     savings: dict[str, SavedAmount | None]
-    risks: dict[str, Proportion]
+    risk: Estimate
     known: int = 0
     has_evidence: bool = True
 
@@ -271,20 +273,15 @@ class Traffic:
         is_known = ~np.isnan(self.recorded_costs[stage]).all(axis=0)
         return int(is_known.sum())
 
-    @cached_property
-    def checks(self) -> dict[str, list[TrafficEvent]]:
-        """Questions whose answers with and without passages are both known, by kind.
+    @property
+    def has_both_answers(self) -> bool:
+        """Whether the answers with and without passages are both known for any question."""
+        return any(event.loses_answer is not None for event in self.events)
 
-        In a log, the kinds are 'retrieved' and 'audited' (the search was skipped, and made later as a check). In a label
-        run, all questions are of the kind 'graded'.
-        """
-        checked = [event for event in self.events if event.loses_answer is not None]  # None if one answer is unknown
-        checks = {
-            "retrieved": [event for event in checked if event.retrieved is True],
-            "audited": [event for event in checked if event.retrieved is False],
-            "graded": [event for event in checked if event.retrieved is None],
-        }
-        return {kind: events for kind, events in checks.items() if events}
+    @property
+    def is_graded(self) -> bool:
+        """Whether the questions are those of a label run, whose answers are graded."""
+        return all(event.retrieved is None for event in self.events)
 
 
 def _fill_with_mean(column: FloatArray) -> FloatArray:
@@ -299,23 +296,32 @@ def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices
 
 
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
-    """Compute the savings and risks of a threshold on logged questions.
-
-    Risk is the share of the questions with both answers that are skipped at the threshold and lose their answer: in a
-    log, the answer without passages differs; in a label run, it is wrong, and the other one right.
-    """
+    """Compute the savings and the risk of a threshold on logged questions."""
     retrieve = traffic.needs > threshold
     n_retrieved = int(retrieve.sum())
-    skipped = [event for event in traffic.events if event.need <= threshold]
+    skipped = [event for event in traffic.events if -math.inf < event.need <= threshold]  # -inf: skipped by a rule
     known = [event for event in skipped if event.loses_answer is not None]
     has_evidence = _has_evidence(skipped, known)
-    risks = {}
-    for kind, events in traffic.checks.items():
-        is_lost = [bool(event.need <= threshold and event.loses_answer) for event in events]
-        risk = estimate_proportion(is_lost)
-        risks[kind] = risk if has_evidence else replace(risk, value=None, low=None, high=None)
+    risk = _estimate_risk(traffic, skipped) if has_evidence else Estimate(None)
     savings = _compute_savings(traffic, retrieve, prices)
-    return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risks, len(known), has_evidence)
+    return ReplayResult(threshold, n_retrieved, n_retrieved / len(retrieve), savings, risk, len(known), has_evidence)
+
+
+def _estimate_risk(traffic: Traffic, skipped: Sequence[TrafficEvent]) -> Estimate:
+    """Estimate the share of all questions that are skipped and lose their answer, with its 95 % interval.
+
+    Both answers are known for another part of the questions that the log skipped than of those that it retrieved for.
+    So the share of lost answers is estimated for each of the two groups, and weighted by the size of the group.
+    """
+    total = np.zeros(3)
+    n_decided = np.isfinite(traffic.needs).sum()  # the other needs are those of rules
+    for retrieved in (True, False, None):
+        group = [event for event in skipped if event.retrieved is retrieved]
+        share = estimate_proportion(event.loses_answer for event in group)
+        if group:
+            total += len(group) / n_decided * np.array([share.value, share.low, share.high], dtype=float)
+    value, low, high = total.tolist()
+    return Estimate(None) if math.isnan(value) else Estimate(value, low, high)  # NaN: nothing is known of a group
 
 
 def _compute_savings(traffic: Traffic, retrieve: BoolArray, prices: Prices) -> dict[str, SavedAmount | None]:
@@ -343,7 +349,8 @@ def _has_evidence(skipped: Sequence[TrafficEvent], known: Sequence[TrafficEvent]
     n_newly_skipped = sum(bool(event.retrieved) for event in skipped)
     n_newly_known = sum(bool(event.retrieved) for event in known)
     has_new_evidence = n_newly_known >= min(MIN_KNOWN_QUESTIONS, n_newly_skipped)
-    return has_new_evidence and len(known) >= MIN_KNOWN_QUESTIONS
+    has_old_evidence = len(known) > n_newly_known or len(skipped) == n_newly_skipped
+    return has_new_evidence and has_old_evidence and len(known) >= MIN_KNOWN_QUESTIONS
 
 
 def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:
@@ -403,7 +410,7 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
 
 
 def _has_draft(event: TrafficEvent) -> bool | None:
-    """Return whether a draft (answer without passages) preceded the decision. None if unknown."""
+    """Return whether a draft (answer without passages) precedes a search. None if unknown."""
     if event.has_draft is not None:
         return event.has_draft
     draft_tokens = event.decision_cost.completion

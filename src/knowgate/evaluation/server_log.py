@@ -9,7 +9,7 @@ import itertools
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from knowgate.core.postgres import open_postgres
 from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.core.schema import read_record
 from knowgate.core.validation import check_regular_file, parse_json
+from knowgate.data.splits import fingerprint_text_loosely
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.evaluation.traffic_log import LoggedTraffic, would_skip
@@ -76,10 +77,11 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         left_out["of another gate, threshold or arm"] = len(decisions) - n_events
     selected = {key: item for key, item in decisions.items() if _get_gate_threshold_and_arm(item) == most_frequent}
     audits = _read_audits(location)
+    drafts_for_arbiter = _has_drafts_for_arbiter(selected.values())
     gate, threshold, _ = most_frequent
     return LoggedTraffic(
         _get_path(location),
-        events=[_make_event(record, audits.get(key, ())) for key, record in selected.items()],
+        events=[_make_event(record, audits.get(key, ()), drafts_for_arbiter) for key, record in selected.items()],
         gates=Counter({gate: n_events}),
         models=Counter(str(record.get("model", "?")) for record in selected.values()),
         thresholds=Counter({threshold: n_events}),
@@ -139,7 +141,8 @@ class LoggedQuestions:
         questions: The questions, newest first.
         n_corrections: Number of questions with a correction.
         n_keys: Number of API keys that gave these corrections.
-        n_unused: Number of these corrections that are not used, because one key gave most of them.
+        n_unused: Number of these corrections that are not used, because one key gave most of them, or because another key
+            asked the question, too.
     """
 
     questions: list[Question]
@@ -166,8 +169,8 @@ class Correction:
 def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: bool = False) -> LoggedQuestions:
     """Read the newest distinct questions of a decision log. Corrections by people become gold answers.
 
-    If several API keys asked questions, they take turns. One key gives at most half of the gold answers, except for an
-    admin key.
+    If several API keys asked questions, they take turns. One key gives at most half of the gold answers, and none to
+    questions that another key asked, too. Neither applies to an admin key.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -190,8 +193,7 @@ def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: boo
             "store them."
         )
     found = {item.id: corrections[item.id] for item in questions if item.answers}
-    givers = {id: NO_KEY if item.is_trusted else item.giver for id, item in found.items()}
-    unused = _list_excess(givers) if limits_keys else []
+    unused = _list_unused(found, askers) if limits_keys else []
     kept = [replace(item, answers=()) if item.id in unused else item for item in questions]
     n_keys = len({correction.giver for correction in found.values()})
     return LoggedQuestions(kept, len(found), n_keys, n_unused=len(unused))
@@ -200,27 +202,31 @@ def read_logged_questions(location: LogLocation, limit: int, *, trusts_keys: boo
 def _read_distinct(
     location: LogLocation, corrections: Mapping[str, Correction], owners: Mapping[str, str], limit: int
 ) -> tuple[list[Question], dict[str, str]]:
-    """Read the newest distinct questions of each API key, at most `limit` of a key.
+    """Read the newest distinct questions of each API key, at most `limit` of a key. Case and punctuation do not matter.
 
     Returns:
-        The questions, newest first, each with its newest correction as gold answer, if there is one; and for the text of
-        each question, the API key that asked it, or NO_KEY if several keys did.
+        The questions, newest first, each with its newest correction as gold answer, if there is one, but trusted
+        corrections first; and for the id of each question, the API key that asked it, or NO_KEY if several keys did.
     """
-    questions: dict[str, Question] = {}  # by text
-    askers: dict[str, str] = {}
+    questions: dict[str, Question] = {}  # by fingerprint
+    askers: dict[str, str] = {}  # by fingerprint
     counts = Counter[str]()
     for decision_id, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        gold_answers = (corrections[decision_id].answer,) if decision_id in corrections else ()
-        asker = owners.get(decision_id, NO_KEY)
-        is_new = text not in questions and counts[asker] < limit
+        key, asker = fingerprint_text_loosely(text), owners.get(decision_id, NO_KEY)
+        correction = corrections.get(decision_id)
+        is_new = key not in questions and counts[asker] < limit
         # A corrected decision replaces a newer one of the same question that was not corrected.
-        has_first_correction = text in questions and gold_answers and not questions[text].answers
-        if is_new or has_first_correction:
-            questions[text] = Question(text, id=str(decision_id), answers=gold_answers)
-        if text in questions:
-            askers[text] = asker if askers.get(text, asker) == asker else NO_KEY
+        if is_new or (key in questions and _is_better(correction, corrections.get(questions[key].id))):
+            questions[key] = Question(text, id=str(decision_id), answers=(correction.answer,) if correction else ())
+        if key in questions:
+            askers[key] = asker if askers.get(key, asker) == asker else NO_KEY
             counts[asker] += is_new
-    return list(questions.values()), askers
+    return list(questions.values()), {question.id: askers[key] for key, question in questions.items()}
+
+
+def _is_better(correction: Correction | None, newer: Correction | None) -> bool:
+    """Return whether a correction replaces a newer one of the same question, or none."""
+    return correction is not None and (newer is None or (correction.is_trusted and not newer.is_trusted))
 
 
 def _take_turns(questions: Sequence[Question], askers: Mapping[str, str], limit: int) -> list[Question]:
@@ -230,7 +236,7 @@ def _take_turns(questions: Sequence[Question], askers: Mapping[str, str], limit:
     """
     by_key: dict[str, list[Question]] = {}
     for question in questions:
-        by_key.setdefault(askers[question.text], []).append(question)
+        by_key.setdefault(askers[question.id], []).append(question)
     turns = itertools.chain.from_iterable(itertools.zip_longest(*by_key.values()))
     ids_in_turns = [question.id for question in turns if question is not None]
     selected = set(ids_in_turns[:limit])
@@ -249,6 +255,18 @@ def _read_corrections(location: LogLocation, owners: Mapping[str, str]) -> dict[
         is_trusted = giver == NO_KEY or giver != owner
         corrections[str(decision)] = Correction(str(answer), giver, is_trusted)
     return corrections
+
+
+def _list_unused(corrections: Mapping[str, Correction], askers: Mapping[str, str]) -> list[str]:
+    """Return the ids of questions whose correction may not be used, so that no API key decides for the others.
+
+    Args:
+        corrections: Correction of each question, by its id.
+        askers: API key that asked each question, or NO_KEY if several did.
+    """
+    foreign = [id for id, item in corrections.items() if not item.is_trusted and askers[id] == NO_KEY]
+    givers = {id: NO_KEY if item.is_trusted else item.giver for id, item in corrections.items() if id not in foreign}
+    return foreign + _list_excess(givers)
 
 
 def _list_excess(keys: Mapping[str, str]) -> list[str]:
@@ -387,13 +405,22 @@ def split_seconds(milliseconds: Mapping[str, float]) -> tuple[float, float]:
     return deciding / 1000, max(0.0, total - deciding) / 1000
 
 
-def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
+def _has_drafts_for_arbiter(records: Collection[Mapping[str, Any]]) -> bool:
+    """Return whether only the arbiter reads drafts, so that a draft is made only after a decision to retrieve."""
+    ways = {(record.get("way"), bool(record["retrieve"])) for record in records if not record.get("rule")}
+    return ("question", False) in ways and bool(ways & {("draft", True), ("race", True)})
+
+
+def _make_event(
+    record: Mapping[str, Any], audits: Sequence[tuple[str, float]], drafts_for_arbiter: bool = False
+) -> TrafficEvent:
     """Convert a logged decision to a traffic event. The log has no token counts.
 
     Args:
         record: The decision.
         audits: Audits of the decision, oldest first, as (kind, 1 if skipping the search loses the answer). An audit
             answers the question with and without passages. The newest audit that applies to this decision counts.
+        drafts_for_arbiter: Whether a question that was skipped would get a draft if it were retrieved for.
     """
     skips = would_skip(record)
     rule_need = -math.inf if skips else math.inf  # a rule decides the same at every threshold
@@ -407,14 +434,15 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     retrieved = bool(record["retrieve"])
     way = str(record.get("way"))  # how the request was processed; 'race' starts the search together with the draft
     nothing_found = retrieved and record.get("passages") == []  # then the draft is sent, and there is no second answer
+    would_draft = drafts_for_arbiter and way == "question" and not retrieved
     event = TrafficEvent(
         rule_need if record.get("rule") else float(record["need"]),
         retrieved,
         decision_cost=EventCost(seconds=deciding_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
         extra_calls=float(way == SEPARATE_DRAFT),
-        has_draft=DRAFT_BY_WAY.get(way) and not nothing_found,
-        is_searched_early=way == "race",
+        has_draft=would_draft or (DRAFT_BY_WAY.get(way) and not nothing_found),
+        is_searched_early=way == "race" and not drafts_for_arbiter,
     )
     if record.get("only_decided"):  # the costs of searching and answering are known only to the application
         return event
