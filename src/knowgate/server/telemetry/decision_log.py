@@ -33,6 +33,7 @@ from knowgate.server.database import (
     is_locked,
     mark_unknown_sources,
     open_store,
+    remove_neighbor_texts,
 )
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import LimitedLog
@@ -378,6 +379,7 @@ def _open_log(location: str) -> Store:
             values = [(question_key(question), id) for id, question in rows]
             transaction.executemany("UPDATE decisions SET question_key = ? WHERE id = ?", values)
     mark_unknown_sources(store)
+    remove_neighbor_texts(store)
     return store
 
 

@@ -199,7 +199,7 @@ class RequestTrace:
             "id": self.id,
             "way": self.way,
             "gated": self.decision is not None,
-            **({} if self.decision is None else decision_record(self.decision)),
+            **({} if self.decision is None else describe_decision(self.decision)),
             "why_not": self.ungated_reason,
             "arm": self.arm,
             "mode": self.mode,
@@ -257,6 +257,14 @@ class RequestTrace:
             }
         values["ms"] = ", ".join(f"{stage}={value:.1f}" for stage, value in self.milliseconds.items())
         return {HEADER_PREFIX + name: _to_header_value(value) for name, value in values.items() if value}
+
+
+def describe_decision(decision: Decision) -> dict[str, Any]:
+    """Convert a decision to JSON, without the texts of similar logged questions: other clients may have asked them."""
+    record = decision_record(decision)
+    for neighbor in record.get("neighbours", ()):
+        del neighbor["question"]
+    return record
 
 
 def _to_header_value(text: str) -> str:
