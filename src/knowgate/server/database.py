@@ -5,7 +5,6 @@ The same SQL statements work on both. This module opens, reads, writes and vacuu
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sqlite3
@@ -350,11 +349,6 @@ SELECT_UNKNOWN_SOURCES = (
     "SELECT id, owner, question FROM decisions WHERE question IS NOT NULL "
     f"AND id IN (SELECT decision FROM source_questions WHERE question_key = '{UNKNOWN_SOURCE}')"
 )
-SELECT_NEIGHBOR_TEXTS = (
-    "SELECT id, record FROM decisions WHERE id > ? "
-    'AND record LIKE \'%"neighbours": [{"question":%\' ORDER BY id LIMIT ?'
-)
-CHUNK_ROWS = 1_000  # decisions that are read at a time
 # Owners of decisions that may be about any question: decisions with texts (comments, corrections, answers of audits)
 # but without a stored question, and decisions of earlier versions whose question an LLM in the server may have rewritten.
 SELECT_UNFINDABLE = (
@@ -384,28 +378,6 @@ def mark_unknown_sources(store: Store) -> None:
     """
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.execute(MARK_UNKNOWN_SOURCES)
-
-
-def remove_neighbor_texts(store: Store) -> None:
-    """Remove the texts of similar questions from decisions of earlier versions: other API keys may have asked them."""
-    last_id = ""
-    while True:
-        with store.transaction(WRITE_LOCK) as transaction:
-            rows = transaction.execute(SELECT_NEIGHBOR_TEXTS, (last_id, CHUNK_ROWS)).fetchall()
-            values = [(_drop_neighbor_texts(record), id) for id, record in rows]
-            transaction.executemany("UPDATE decisions SET record = ? WHERE id = ?", values)
-        if not rows:
-            break
-        last_id = rows[-1][0]
-    if last_id:
-        store.vacuum(["decisions"])
-
-
-def _drop_neighbor_texts(record: str) -> str:
-    values = json.loads(record)
-    for neighbor in values["neighbours"]:
-        neighbor.pop("question", None)
-    return json.dumps(values)
 
 
 def find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
