@@ -10,7 +10,7 @@ import pytest
 from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.models.fake import FakeModel
 from knowgate.server.auth.api_keys import add_key
-from tests.server.conftest import KNOWN
+from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask as chat
 from tests.support.processes import until
 
@@ -51,6 +51,29 @@ def slow(monkeypatch):
 def post(address, text, timeout=30, **fields):
     body = {"model": "knowgate", "messages": [{"role": "user", "content": text}], **fields}
     return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=timeout)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_stream_is_recorded_like_a_whole_answer(serve, tmp_path, durable):
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "durable": durable}
+    address, app = serve(upstream=False, gate="logprob:first", threshold=0.0, arbiter="rules", options=options)
+    snapshot = app.state.service.snapshot
+    results = []
+    for stream in (False, True):
+        snapshot.totals[""] = type(snapshot.totals[""])()
+        id = chat(address, UNKNOWN, model="knowgate", stream=stream).headers["x-knowgate-id"]
+        stored = httpx.get(f"{address}/v1/decisions/{id}").json()
+        shown = httpx.get(f"{address}/v1/dashboard").json()["recent"][0]
+        stages = stored.pop("milliseconds")
+        assert stages == shown.pop("milliseconds")
+        assert sum(stages.values()) <= 2.1 * stages["total"]  # the stages and the total
+        metrics = httpx.get(f"{address}/metrics").text.splitlines()
+        n_stages = {line.split()[-1] for line in metrics if line.startswith("knowgate_stage_duration_seconds_count")}
+        assert n_stages == {f"{len(results) + 1:.1f}"}  # all stages are counted, once for each request
+        counts = {name: value for name, value in vars(snapshot.totals[""]).items() if not name.endswith("_seconds")}
+        same = ("retrieve", "notes", "passages", "choice", "degraded", "status", "model", "question", "follow_up")
+        results.append((sorted(stages), counts, [[row[name] for name in same] for row in (stored, shown)]))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -22,6 +22,7 @@ from tests.server.test_durability import (
     check_that_texts_without_decision_are_deleted,
 )
 from tests.server.test_learning import get_arms, wait_until
+from tests.server.test_tenants import check_that_neighbor_texts_are_removed
 from tests.support.invented import write_invented
 from tests.support.postgres_server import postgres_server
 
@@ -58,6 +59,10 @@ def test_feedback_that_arrives_while_its_decision_is_deleted_is_not_stored(datab
 @pytest.mark.parametrize("retain_days", [7, None])
 def test_feedback_and_corrections_without_decision_are_deleted(database, retain_days):
     check_that_texts_without_decision_are_deleted(database, retain_days)
+
+
+def test_the_texts_of_similar_questions_are_removed_from_logs_of_earlier_versions(database):
+    check_that_neighbor_texts_are_removed(database)
 
 
 def test_an_alarm_of_one_server_reaches_the_other(serve, stub, database):

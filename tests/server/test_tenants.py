@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from knowgate.data.history import open_history
-from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, RetrievalOutcome
+from knowgate.gates.skr import SkrGate
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
@@ -351,6 +352,53 @@ def test_a_model_in_this_process_labels_only_for_keys_that_share(serve, tmp_path
         assert reply.json()["knowgate"]["passages"]
     app.state.service.gate_service.rag.log.flush()
     assert [entry.question for entry in history.entries] == [f"{UNKNOWN[:-1]}, admin?"]
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_the_texts_of_similar_questions_of_other_keys_are_not_shown_or_stored(serve, tmp_path, upstream):
+    store = open_history(str(tmp_path / "h.db"), HashEmbedder())
+
+    def use_skr(service):
+        rag = service.gate_service.rag
+        scope = HistoryScope(rag.model.fingerprint, rag.prompts.fingerprint)
+        outcome = RetrievalOutcome.BETTER
+        store.add([LogEntry("What is the secret of Bertha?", KnowledgeLabel.UNKNOWN, scope, outcome=outcome)])
+        use_gate_service(service, GateService(rag.replace(gate=SkrGate(store)), timeout=5.0, strict=False))
+
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
+    address, _ = serve(upstream=upstream, gate="never", options=options, change=use_skr)
+    body = {"model": "knowgate", "messages": [{"role": "user", "content": UNKNOWN}]}
+    answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=30).json()["knowgate"]
+    assert answer["gate"] == "skr"
+    replies = [
+        answer,
+        httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json(),
+        httpx.post(f"{address}/v1/decide", json={"questions": [UNKNOWN]}).json()["decisions"][0],
+        httpx.get(f"{address}/v1/decisions/{answer['id']}").json(),
+        httpx.get(f"{address}/v1/dashboard").json()["recent"][0],
+    ]
+    assert "Bertha" not in str(replies)
+    shown = {(near["label"], near["outcome"]) for reply in replies for near in reply["neighbours"]}
+    assert shown == {("unknown", "better")}
+
+
+def check_that_neighbor_texts_are_removed(location):
+    """Open a log in which an earlier version stored the texts of similar questions."""
+    neighbor = {"question": "Who is Bertha?", "label": "known", "similarity": 0.9}
+    records = [{"id": f"kg-{i:04}", "neighbours": [neighbor]} for i in range(1_001)]  # more than are read at a time
+    with closing(DecisionLog(location, stores_questions=True)) as log:
+        for record in records:
+            written = log.append(record, KNOWN)
+        written.result(30)
+    with closing(DecisionLog(location, stores_questions=True)) as log:
+        stored = asyncio.run(log.list_newest(2_000, 0.0))
+    assert {str(decision["neighbours"]) for decision in stored} == {"[{'label': 'known', 'similarity': 0.9}]"}
+    assert {decision["question"] for decision in stored} == {KNOWN}
+
+
+def test_the_texts_of_similar_questions_are_removed_from_logs_of_earlier_versions(tmp_path):
+    check_that_neighbor_texts_are_removed(str(tmp_path / "d.db"))
+    assert b"Bertha" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("upstream", [True, False])

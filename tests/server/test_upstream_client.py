@@ -12,6 +12,7 @@ from aiohttp import web
 from starlette.datastructures import Headers
 
 import knowgate as kg
+from knowgate.server.dashboard.page import name_model
 from knowgate.server.options import ServeOptions
 from knowgate.server.upstream.client import UpstreamClient
 from tests.server.conftest import UNKNOWN
@@ -176,7 +177,7 @@ def test_each_client_with_its_own_key_gets_the_first_of_its_own_models(models_by
     for name in ("alice", "bob", "alice"):
         httpx.post(f"{address}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {name}"}, timeout=30)
     assert [sent["model"] for sent in stub.bodies] == ["model-of-alice", "model-of-bob", "model-of-alice"]
-    assert app.state.service.model_label == f"the LLM at {stub.url}"
+    assert name_model(app.state.service) == f"the LLM at {stub.url}"
 
 
 @pytest.fixture

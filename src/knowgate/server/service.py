@@ -113,14 +113,6 @@ class Service:
         upstream_breakers = [] if self.forwarder is None else [self.forwarder.upstream.breaker]
         return [self.gate_service.gate_breakers, self.gate_service.retriever_breakers, *upstream_breakers]
 
-    @property
-    def model_label(self) -> str:
-        """Name of the LLM for the user. For an unknown model of the upstream, the upstream is named."""
-        if self.forwarder is None:
-            return self.gate_service.rag.model.name
-        upstream = self.forwarder.upstream
-        return self.options.upstream_model or upstream.default_model or f"the LLM at {upstream.url}"
-
     # --- lifecycle --------------------------------------------------------------------------------
 
     def start_learning(self, settings: PipelineOptions) -> None:
@@ -183,12 +175,29 @@ class Service:
         seconds = time.perf_counter() - trace.start
         if trace.decision is not None:
             response = await self._record_decision(route, response, trace, seconds)
-        self.metrics.add_request(route, response.status_code, seconds, trace)
-        is_rejected = trace.client_request is None and response.status_code in (401, 403)  # not by the upstream
-        if route in ANSWER_ROUTES and not is_rejected:
-            self.snapshot.add_request(response.status_code, seconds, trace)
-            self.snapshot_exchange.schedule_write()
+        if trace.way == "in-process" and isinstance(response, EventStreamResponse):
+            trace.on_end.append(partial(self._record_stream_end, route, trace, seconds))
+        else:
+            self._count_request(route, response.status_code, seconds, seconds, trace)
         return response
+
+    def _record_stream_end(self, route: str, trace: RequestTrace, start_seconds: float) -> None:
+        """Replace the record of a stream of the LLM in this process: the choice and the timings are known at its end."""
+        seconds = time.perf_counter() - trace.start
+        if trace.decision is not None:
+            record = trace.to_record(trace.model_name, 200)
+            if self.decision_log is not None:
+                self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
+            self.recent.append(record, trace.question, trace.owner, trace.source_questions, seconds)
+        self._count_request(route, 200, start_seconds, seconds, trace)
+
+    def _count_request(self, route: str, status: int, start: float, seconds: float, trace: RequestTrace) -> None:
+        """Add a request to the metrics. Its response started after `start` seconds, and was ready after `seconds`."""
+        self.metrics.add_request(route, status, start, trace)
+        is_rejected = trace.client_request is None and status in (401, 403)  # not by the upstream
+        if route in ANSWER_ROUTES and not is_rejected:
+            self.snapshot.add_request(status, seconds, trace)
+            self.snapshot_exchange.schedule_write()
 
     async def _record_decision(self, route: str, response: Response, trace: RequestTrace, seconds: float) -> Response:
         """Store a decision in the decision log, then in memory, and learn from its response. Return what to send."""
@@ -325,7 +334,7 @@ class Service:
         Raises:
             ApiError: 404 if it is not there, or belongs to another key.
         """
-        decision = await self._require_decision_log().find(id, _get_owner_filter(trace))
+        decision = await self._require_decision_log().find(id, trace.owner_filter)
         if decision is None:
             raise json_api.make_unknown_decision_error(id)
         return decision
@@ -346,7 +355,7 @@ class Service:
         """Answer DELETE /v1/decisions/{id}. Other decisions on the same question stay."""
         decision = await self._find_decision(request.path_params["id"], trace)
         async with self._deletion_lock:  # a deletion takes a while, so keys take turns
-            ids = await self._require_decision_log().delete(id=decision["id"], owner=_get_owner_filter(trace))
+            ids = await self._require_decision_log().delete(id=decision["id"], owner=trace.owner_filter)
         return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
@@ -357,7 +366,7 @@ class Service:
 
     async def _delete_question(self, question: str, trace: RequestTrace) -> schemas.DeletionResponse:
         """Delete everything about a question, as far as the API key of the request may delete it."""
-        owner = _get_owner_filter(trace)
+        owner = trace.owner_filter
         ids = await self.recent.find_ids(question, owner)
         self.recent.delete(ids)
         await self.snapshot_exchange.share_deletion(question, owner)
@@ -441,8 +450,3 @@ async def _reject_unstored(response: Response, trace: RequestTrace) -> Response:
         response.on_close()
     message = "the decision could not be stored, so the response is not sent. Try again later."
     return json_api.ApiError(503, message, "log_down", trace.headers).to_response()
-
-
-def _get_owner_filter(trace: RequestTrace) -> str | None:
-    """Return the owner whose decisions a request may use, or None if it may use those of all owners."""
-    return None if trace.is_admin else trace.owner

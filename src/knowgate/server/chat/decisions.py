@@ -16,7 +16,6 @@ from knowgate.data.history.entries import MAX_QUESTION_CHARS, get_max_normalized
 from knowgate.evaluation.server_log import SEPARATE_DRAFT
 from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTimeBudget
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.answer_json import decision_record
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import GateService, describe_error
@@ -25,7 +24,7 @@ from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES,
 from knowgate.server.json_api import ApiError, dump_json, parse_request
 from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
-from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter
+from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, describe_decision
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import BackgroundSearch, ForwardedRequest, UpstreamForwarder
 from knowgate.server.upstream.response_body import run_for_size
@@ -65,7 +64,7 @@ async def decide_questions(
     shared_budget = PatternTimeBudget(LIST_RULES_SECONDS)
     for question in questions:
         decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace, shared_budget)
-        records.append(decision_record(decision))
+        records.append(describe_decision(decision))
         await asyncio.sleep(0)  # many long questions take a while, so let other requests run
     if request.questions is not None:
         trace.decision = None  # the log and the figures have single decisions only

@@ -62,7 +62,7 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
         "version": VERSION,
         "gate": service.gate_service.gate_spec,
         "threshold": rag.used_threshold,
-        "model": service.model_label,
+        "model": name_model(service),
         "retriever": rag.retriever.name if rag.retriever else None,
         "stale": service.gate_service.staleness,
         "constant": describe_constant(rag.gate, rag.used_threshold),  # whether the gate always decides the same
@@ -76,6 +76,14 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
         "recent": await list_recent_decisions(service, snapshot.since),
     }
     return json_response(DashboardResponse.model_validate(data))
+
+
+def name_model(service: Service) -> str:
+    """Return the name of the LLM for the user. For an unknown model of the upstream, the upstream is named."""
+    if service.forwarder is None:
+        return service.gate_service.rag.model.name
+    upstream = service.forwarder.upstream
+    return service.options.upstream_model or upstream.default_model or f"the LLM at {upstream.url}"
 
 
 async def list_recent_decisions(service: Service, since: float) -> list[dict[str, Any]]:

@@ -36,9 +36,9 @@ from knowgate.server.database import (
 )
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import LimitedLog
+from knowgate.server.telemetry.trace import upgrade_records
 
 log = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
 UPSERT_DECISION = (
     "INSERT INTO decisions (id, at, question, record, owner, question_key) VALUES (?, ?, ?, ?, ?, ?) "
@@ -378,6 +378,7 @@ def _open_log(location: str) -> Store:
             values = [(question_key(question), id) for id, question in rows]
             transaction.executemany("UPDATE decisions SET question_key = ? WHERE id = ?", values)
     mark_unknown_sources(store)
+    upgrade_records(store)
     return store
 
 
@@ -389,11 +390,9 @@ def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]
 def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str, Any] | None:
     """Return a decision with its feedback, or None. With `owner`, only decisions of this API key count."""
     rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
-    if not rows:
+    if not rows or owner not in (None, rows[0][3] or ""):
         return None
-    at, question, record, decision_owner = rows[0]
-    if owner is not None and owner != (decision_owner or ""):
-        return None
+    at, question, record, _ = rows[0]
     feedback_rows = store.fetch_rows("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,))
     feedback = [{"at": row[0], "rating": row[1], "comment": row[2]} for row in feedback_rows]
     decision = {**_to_decision(at, question, record), "feedback": feedback}
@@ -433,7 +432,8 @@ def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
     """Insert new decisions, and the hashes of the chat messages from which their questions were made."""
     decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
     transaction.executemany(UPSERT_DECISION, decisions)
-    source_questions = [(row.id, key) for row in rows for key in row.source_keys]
+    source_questions = sorted({(row.id, key) for row in rows for key in row.source_keys})  # a row may be an update
+    transaction.executemany("DELETE FROM source_questions WHERE decision = ?", [(id,) for id, _ in source_questions])
     transaction.executemany(INSERT_SOURCE_QUESTION, source_questions)
 
 

@@ -388,9 +388,10 @@ class RecentDecisions:
         source_questions: Sequence[str] = (),
         seconds: float = 0.0,
     ) -> None:
-        """Add a decision. Drop the oldest one of too many. `owner` is the API key, `seconds` the age of the request."""
+        """Add or update a decision. Drop the oldest of too many. `owner` is the API key, `seconds` the request's age."""
         texts = {"question": question, "source_questions": source_questions, "owner": owner}
-        self._rows[record["id"]] = {**record, "at": time.time() - seconds, **(texts if self.stores_texts else {})}
+        row = {**record, "at": time.time() - seconds, **(texts if self.stores_texts else {})}
+        self._rows.setdefault(record["id"], {}).update(row)
         if len(self._rows) > MAX_RECENT_DECISIONS:
             self.delete([next(iter(self._rows))])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 import time
@@ -17,6 +18,7 @@ from knowgate.core.text import estimate_tokens
 from knowgate.models.backend import allow_interruption
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
+from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.types import (
     Answer,
     ArbiterChoice,
@@ -70,6 +72,10 @@ class TokenUsage:
 OPTIONAL_FIELDS = ("why_not", "arm", "mode", "ignored")  # fields of a report that are left out if they are empty
 HEADER_PREFIX = "x-knowgate-"
 MAX_HEADER_CHARS = 300
+SELECT_NEIGHBOR_TEXTS = (
+    "SELECT id, record FROM decisions WHERE id > ? "
+    'AND record LIKE \'%"neighbours": [{"question":%\' ORDER BY id LIMIT 1000'
+)
 UNQUOTED_CHARS = string.punctuation.replace("%", "") + " "  # besides letters and digits
 
 
@@ -156,6 +162,11 @@ class RequestTrace:
     start: float = field(default_factory=time.perf_counter)
     on_end: list[Callable[[], None]] = field(default_factory=list)
 
+    @property
+    def owner_filter(self) -> str | None:
+        """The API key whose decisions the request may use, or None if it may use those of all keys."""
+        return None if self.is_admin else self.owner
+
     def set_question(self, question: Question) -> None:
         """Store the question to decide on. A follow-up (made from several messages) adds no label to the history."""
         self.question = question.text
@@ -199,7 +210,7 @@ class RequestTrace:
             "id": self.id,
             "way": self.way,
             "gated": self.decision is not None,
-            **({} if self.decision is None else decision_record(self.decision)),
+            **({} if self.decision is None else describe_decision(self.decision)),
             "why_not": self.ungated_reason,
             "arm": self.arm,
             "mode": self.mode,
@@ -257,6 +268,32 @@ class RequestTrace:
             }
         values["ms"] = ", ".join(f"{stage}={value:.1f}" for stage, value in self.milliseconds.items())
         return {HEADER_PREFIX + name: _to_header_value(value) for name, value in values.items() if value}
+
+
+def describe_decision(decision: Decision) -> dict[str, Any]:
+    """Convert a decision to JSON, without the texts of similar logged questions: other clients may have asked them."""
+    return _remove_neighbor_texts(decision_record(decision))
+
+
+def _remove_neighbor_texts(record: dict[str, Any]) -> dict[str, Any]:
+    for neighbor in record.get("neighbours", ()):
+        neighbor.pop("question", None)
+    return record
+
+
+def upgrade_records(store: Store) -> None:
+    """Remove the texts of similar questions from decisions that earlier versions stored."""
+    last_id = ""
+    while True:
+        with store.transaction(WRITE_LOCK) as transaction:
+            rows = transaction.execute(SELECT_NEIGHBOR_TEXTS, (last_id,)).fetchall()
+            values = [(json.dumps(_remove_neighbor_texts(json.loads(record))), id) for id, record in rows]
+            transaction.executemany("UPDATE decisions SET record = ? WHERE id = ?", values)
+        if not rows:
+            break
+        last_id = rows[-1][0]
+    if last_id:
+        store.vacuum(["decisions"])
 
 
 def _to_header_value(text: str) -> str:

@@ -64,7 +64,7 @@ function createDetails(row, data) {
     ["Without passages", row.closed],
     ["With passages", row.opened],
     ["Passages", row.passages.map((passage) => passage.title || passage.id).join(", ")],
-    ["Similar questions", (row.neighbours ?? []).map((neighbor) => `${neighbor.question} (${neighbor.label})`).join("; ")],
+    ["Similar questions", (row.neighbours ?? []).map((neighbor) => `${neighbor.label} (similarity ${neighbor.similarity.toFixed(2)})`).join("; ")],
     ["Gate", isConstant(row) ? row.gate : `${row.gate}, threshold ${formatThreshold(row.threshold)}`],
     ["Timings", timings],
   ].filter(([, text]) => text);
