@@ -181,8 +181,13 @@ def test_events_without_an_end_take_linear_time_and_end_in_an_error(serve_hostil
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("start", "piece"),
-    [(b"2;x=", b"a" * 65536), (b"0\r\n", b"x: y\r\n" * 9999), (b"", b"1;" + b"a" * 999 + b"\r\n \r\n")],
-    ids=["chunk extension", "trailers", "extension of each chunk"],
+    [
+        (b"2;x=", b"a" * 65536),
+        (b"0\r\n", b"x: y\r\n" * 9999),
+        (b"", b"1;" + b"a" * 999 + b"\r\n \r\n"),
+        (b"", b"1\r\na\r\n" * 9999),
+    ],
+    ids=["chunk extension", "trailers", "extension of each chunk", "chunks of one byte"],
 )
 def test_endless_bytes_besides_the_body_end_in_an_error(serve_hostile, hostile, stream, start, piece):
     kind = b"text/event-stream" if stream else b"application/json"

@@ -40,9 +40,10 @@ MAX_STATUS = 599
 MIN_SECRET_CHARS = 8  # shorter ones, such as EMPTY for a server without keys, are no secrets
 NO_LIST_STATUSES = (404, 405, 501)  # of a server that has no list of models
 MAX_INTERIM_RESPONSES = 100
-# Headers, chunk sizes, chunk extensions and trailers may be this large, and this many times as large as the body.
-MAX_FRAMING_BYTES = 1 << 20
-MAX_FRAMING_RATIO = 16  # a chunk of one byte has five bytes of framing
+# Headers, chunk sizes, chunk extensions and trailers may be this much larger than the body. A chunk of one byte has five
+# bytes of them, and takes as long to parse as a large chunk.
+MAX_FRAMING_EXCESS = 64 << 10
+READ_BYTES = 64 << 10  # processed in one turn of the event loop, for each connection without TLS
 PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
 
@@ -60,6 +61,12 @@ class UpstreamConnection(ResponseHandler):
     request_count = 0
     byte_count = 0  # of the current response, with headers, chunk sizes and trailers
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Read less at a time than asyncio does. Even so, it can be thousands of chunks, and other requests wait."""
+        if hasattr(transport, "max_size"):  # no public option
+            transport.max_size = READ_BYTES
+        super().connection_made(transport)
+
     def set_response_params(self, **params: Any) -> None:
         """Prepare the connection for a request. aiohttp calls this before it sends the request."""
         self.request_count += 1
@@ -72,7 +79,7 @@ class UpstreamConnection(ResponseHandler):
         super().data_received(data)
         body_bytes = 0 if self._payload is None else self._payload.total_bytes
         framing_bytes = self.byte_count - body_bytes
-        if framing_bytes > MAX_FRAMING_BYTES + MAX_FRAMING_RATIO * body_bytes and self.transport is not None:
+        if framing_bytes > body_bytes + MAX_FRAMING_EXCESS and self.transport is not None:
             self.transport.abort()
 
 
