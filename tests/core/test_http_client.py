@@ -2,13 +2,16 @@
 
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
 
+from knowgate.core import http_client
 from knowgate.core.http_client import (
-    MAX_RESPONSE_BYTES,
+    LARGE_RESPONSE_BYTES,
+    MAX_RESPONSE_VALUES,
     open_client,
     parse_json_response,
     parse_retry_after,
@@ -59,9 +62,9 @@ def test_endless_input_takes_bounded_memory(server, kind):
     server.reply = endless(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536) if kind == "endless" else packed
     tracemalloc.start()
     try:
-        with pytest.raises(ServerError, match="more than 33,554,432 bytes"):
+        with pytest.raises(ServerError, match="more than 16,777,216 bytes"):
             read(server)
-        assert tracemalloc.get_traced_memory()[1] < 6 * MAX_RESPONSE_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20  # a chunk of 64 KB can expand to 64 MB
     finally:
         tracemalloc.stop()
 
@@ -113,6 +116,28 @@ def test_a_retry_date_becomes_seconds_from_now():
 def test_invalid_json_of_a_server_is_an_error_of_this_request(content):
     with pytest.raises(RejectionError, match="the reply"):
         parse_json_response(content, "the reply")
+
+
+def test_a_response_of_many_values_is_rejected_before_it_is_parsed():
+    content = b"[" + b"[]," * (MAX_RESPONSE_VALUES // 2) + b"[]]"
+    with pytest.raises(RejectionError, match="the reply has more than 1,000,000 JSON values"):
+        parse_json_response(content, "the reply")
+    assert parse_json_response(b'["%s"]' % content, "the reply") == [content.decode()]  # one text
+
+
+@pytest.mark.parametrize(("size", "most"), [(10, 4), (LARGE_RESPONSE_BYTES, 1)])
+def test_large_responses_are_parsed_one_at_a_time(monkeypatch, size, most):
+    def parse(*args, **options):
+        running.append(1)
+        time.sleep(0.05)
+        counts.append(len(running))
+        running.pop()
+
+    running, counts = [], []
+    monkeypatch.setattr(http_client, "parse_json", parse)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: parse_json_response(b" " * size + b"[]", "the reply"), range(4)))
+    assert max(counts) == most
 
 
 @pytest.mark.parametrize(

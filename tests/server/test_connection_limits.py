@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.responses import Response
 
 from knowgate.server import connection_limits
 from knowgate.server.app import EndpointApp
@@ -18,6 +19,7 @@ from knowgate.server.connection_limits import REQUESTS_PER_TURN, AddressConnecti
 from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_limit
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import ABORT_EXTENSION
+from knowgate.server.upstream.forwarding import UpstreamForwarder
 from tests.support.processes import until
 
 
@@ -457,3 +459,25 @@ def test_a_response_to_a_client_that_has_left_logs_no_error(serve, monkeypatch, 
             until(lambda count=count: len(responses) == count or caplog.records)
     logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     assert [record.message for record in caplog.records if record.name.startswith(("uvicorn", "asyncio"))] == []
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_large_response_is_in_progress_until_its_client_reads_it_or_its_time_is_over(serve, monkeypatch, reads):
+    async def respond(*_):
+        return Response(content)
+
+    content = b"x" * (16 << 20)
+    monkeypatch.setattr(UpstreamForwarder, "pass_through", respond)
+    monkeypatch.setattr(connection_limits, "WRITE_SECONDS", 60.0 if reads else 1.0)
+    address, app = serve(gate="never")
+    requests = app.state.service.active_requests
+    body = b'{"model": "m", "input": "a"}'
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with connect(address) as connection:
+        connection.sendall(head % len(body) + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        time.sleep(0.3)
+        assert requests.count == 1
+        if reads:
+            assert read_all(connection).endswith(b"\r\n\r\n" + content)
+        until(lambda: requests.count == 0)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from knowgate.core.validation import count_json_values
 from knowgate.data.history.entries import is_too_long
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.backend import CLIENT
@@ -20,7 +21,7 @@ from knowgate.server import json_api, schemas
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
-from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, count_json_values, parse_json_object, parse_request
+from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, parse_json_object, parse_request
 from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, FairLock, RequestSlots, UploadBudget
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask

@@ -15,6 +15,7 @@ import os
 import random
 import re
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ import httpcore
 import httpx
 
 from knowgate.core.redaction import find_url_secrets, redact_message, redact_urls
-from knowgate.core.validation import parse_json
+from knowgate.core.validation import count_json_values, parse_json
 from knowgate.errors import BadInput, BadSetting, RejectionError, ServerError
 
 Item = TypeVar("Item")
@@ -36,7 +37,10 @@ Result = TypeVar("Result")
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 NETWORK_VARIABLES = (*_PROXY_VARIABLES, *map(str.lower, _PROXY_VARIABLES), *_CERTIFICATE_VARIABLES)
-MAX_RESPONSE_BYTES = 32 << 20  # 128 sampled answers with log-probabilities take far less
+MAX_RESPONSE_BYTES = 16 << 20  # 64 embeddings of 8,192 numbers each take less
+MAX_RESPONSE_VALUES = 1_000_000
+LARGE_RESPONSE_BYTES = 64 << 10  # larger ones are parsed one at a time
+_LARGE_RESPONSE_LOCK = threading.Lock()
 # gzip expands data at most about 1,000 times; other encodings have no such limit.
 ALLOWED_ENCODINGS = ("", "identity", "gzip")
 REQUEST_DEADLINE: ContextVar[float] = ContextVar("deadline of this thread's request", default=math.inf)
@@ -317,15 +321,16 @@ def request_deadline(end: float) -> Iterator[None]:
         REQUEST_DEADLINE.reset(token)
 
 
-def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
+def iter_body(response: httpx.Response, server: str, max_bytes: int = MAX_RESPONSE_BYTES) -> Iterator[bytes]:
     """Yield the decompressed body of a response in chunks.
 
     Args:
         response: The response, opened as a stream.
         server: How an error names the server.
+        max_bytes: Maximum size of the body.
 
     Raises:
-        ServerError: The body is larger than MAX_RESPONSE_BYTES, or compressed in a way that was not requested.
+        ServerError: The body is larger than `max_bytes`, or compressed in a way that was not requested.
     """
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ALLOWED_ENCODINGS:
@@ -336,15 +341,16 @@ def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
     size = 0
     for chunk in response.iter_bytes():
         size += len(chunk)
-        if size > MAX_RESPONSE_BYTES:
+        if size > max_bytes:
             raise ServerError(
-                f"{server} sent more than {MAX_RESPONSE_BYTES:,} bytes, the maximum for a response. Check the "
-                "server's address."
+                f"{server} sent more than {max_bytes:,} bytes, the maximum for a response. Check the server's address."
             )
         yield chunk
 
 
-def send_request(client: httpx.Client, request: httpx.Request, deadline: float, server: str) -> HttpResponse:
+def send_request(
+    client: httpx.Client, request: httpx.Request, deadline: float, server: str, max_bytes: int = MAX_RESPONSE_BYTES
+) -> HttpResponse:
     """Send a request once and read its response completely.
 
     Args:
@@ -352,6 +358,7 @@ def send_request(client: httpx.Client, request: httpx.Request, deadline: float, 
         request: The request. Its timeout is set to the time until the deadline.
         deadline: When the request must have ended, a time of `time.monotonic`.
         server: How an error names the server.
+        max_bytes: Maximum size of the response.
 
     Raises:
         httpx.RequestError: The connection failed, or the deadline passed.
@@ -359,13 +366,13 @@ def send_request(client: httpx.Client, request: httpx.Request, deadline: float, 
     """
     request.extensions["timeout"] = httpx.Timeout(max(0.001, deadline - time.monotonic())).as_dict()
     with request_deadline(deadline), contextlib.closing(client.send(request, stream=True)) as response:
-        return read_response(response, server)
+        return read_response(response, server, max_bytes)
 
 
-def read_response(response: httpx.Response, server: str) -> HttpResponse:
+def read_response(response: httpx.Response, server: str, max_bytes: int = MAX_RESPONSE_BYTES) -> HttpResponse:
     """Read a response completely. After the deadline, ReadTimeout is raised."""
     body = bytearray()
-    for chunk in iter_body(response, server):
+    for chunk in iter_body(response, server, max_bytes):
         body += chunk
         # A network read checks the deadline, but a chunk that is already in memory is returned without a network read.
         if time.monotonic() > REQUEST_DEADLINE.get():
@@ -373,20 +380,27 @@ def read_response(response: httpx.Response, server: str) -> HttpResponse:
     return HttpResponse(response.status_code, bytes(body), parse_retry_after(response.headers.get("Retry-After", "")))
 
 
-def parse_json_response(content: bytes, where: str) -> Any:
+def parse_json_response(content: bytes, where: str, max_values: int = MAX_RESPONSE_VALUES) -> Any:
     """Parse the JSON response of a server. Invalid characters become U+FFFD.
+
+    Large responses are parsed one at a time, because parsing takes memory and delays other threads.
 
     Args:
         content: The body of the response.
         where: How an error names the response.
+        max_values: Maximum number of JSON values.
 
     Raises:
-        RejectionError: The body is not valid JSON.
+        RejectionError: The body is not valid JSON, or has too many values.
     """
-    try:
-        return parse_json(content.decode("utf-8-sig", errors="replace"), where, replace_surrogates=True)
-    except BadInput as error:
-        raise RejectionError(str(error)) from None
+    is_large = len(content) > LARGE_RESPONSE_BYTES
+    with _LARGE_RESPONSE_LOCK if is_large else contextlib.nullcontext():
+        if count_json_values(content, max_values) > max_values:
+            raise RejectionError(f"{where} has more than {max_values:,} JSON values. Check the server's address.")
+        try:
+            return parse_json(content.decode("utf-8-sig", errors="replace"), where, replace_surrogates=True)
+        except BadInput as error:
+            raise RejectionError(str(error)) from None
 
 
 def parse_retry_after(value: str) -> float | None:

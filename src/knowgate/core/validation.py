@@ -25,6 +25,7 @@ MAX_COUNT = 1_000_000_000  # maximum of options that count something
 MAX_DEPTH = 64  # maximum nesting of lists and objects
 MAX_DIGITS = 300  # maximum length of an integer; a float holds up to 309 digits
 MAX_SHOWN_CHARS = 80  # a value is cut to this length in an error message
+JSON_SEPARATORS = (b",", b"[", b"{")
 LIST_BRACKETS = bytes.maketrans(b"{}", b"[]")
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))  # all other bytes
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -127,6 +128,23 @@ def check_json_depth(text: str, where: str) -> None:
         brackets = brackets.replace(b"[]", b"")  # the innermost level
     if brackets:
         raise _make_depth_error(where)
+
+
+def count_json_values(text: bytes, limit: int) -> int:
+    """Estimate the number of values in a JSON text without parsing it, by its commas and opening brackets.
+
+    Each item of an array and each field of an object follows one of them. If there are too many, those inside strings
+    are left out.
+    """
+    count = sum(map(text.count, JSON_SEPARATORS))
+    if count <= limit:
+        return count
+    text = text.replace(rb"\\", b"").replace(rb"\"", b"")  # escaped quotes do not end a string
+    string_count = text.count(b'"') // 2
+    if string_count > 2 * limit:  # too many even if every second string is a key rather than a value
+        return string_count // 2
+    outside_strings = b" ".join(text.split(b'"')[::2])  # every second part is between two quotes
+    return sum(map(outside_strings.count, JSON_SEPARATORS))
 
 
 def check_parsed_value(value: Any, where: str) -> None:

@@ -37,7 +37,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import identify_client
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
-from knowgate.server.streaming import DisconnectError, EventStreamResponse
+from knowgate.server.streaming import DisconnectError
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts, is_reachable
@@ -165,19 +165,9 @@ class EndpointApp:
             self.service.active_requests.acquire(client)
         except ApiError as error:
             return error.to_response()
-        return await self._run_in_slot(request, trace, partial(self.service.active_requests.release, client))
-
-    async def _run_in_slot(self, request: Request, trace: RequestTrace, release: Callable[[], None]) -> Response:
-        """Run the handler, then release the slot of the request. A stream keeps the slot until it ends."""
-        response = None
-        try:
-            response = await self._run_handler(request, trace)
-            return response
-        finally:
-            if isinstance(response, EventStreamResponse):
-                response.on_close = release
-            else:
-                release()
+        # Not before the response is sent, because it takes memory while the client does not read it.
+        trace.on_end.append(partial(self.service.active_requests.release, client))
+        return await self._run_handler(request, trace)
 
     def _authenticate(self, request: Request, trace: RequestTrace) -> ApiKey | None:
         """Return the API key of a request, or None. Store its rights in the trace.

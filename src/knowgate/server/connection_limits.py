@@ -26,7 +26,8 @@ MAX_HEADERS = 100
 MAX_SMALL_CHUNKS = 1024  # chunks of a body beyond one for every CHUNK_BYTES; parsing each one takes time
 CHUNK_BYTES = 256
 HEADER_SECONDS = 10.0  # maximum time for the headers of a request, and for its trailers
-WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
+WRITE_SECONDS = 60.0  # maximum time for a client to read a response, or an event of a stream
+WRITE_BYTES = 64 << 10  # of a large response that are written at once
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
 LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
 MAX_CONNECTIONS_PER_ADDRESS = 512
@@ -96,7 +97,9 @@ class HeaderBuffer:
         self._held = b""
 
     def write(self, data: bytes) -> None:
-        """Send bytes after those that were held back, or hold them back."""
+        """Send bytes after those that were held back, or hold them back. Do nothing if the connection is closed."""
+        if self._transport.is_closing():
+            return
         if self.holds:
             self._held = data
             return
@@ -372,11 +375,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if message["type"] == "http.response.start":
             await self._send_headers(cycle, message)
             return
+        body = message.get("body", b"")
+        if len(body) > WRITE_BYTES and not message.get("more_body", False):
+            await self._send_large_body(cycle, body)
+            return
         if self._ends_with_connection:
             # This response has no Content-Length, but uvicorn accepts only parts with the expected length.
-            cycle.expected_content_length = len(message.get("body", b""))
+            cycle.expected_content_length = len(body)
         await RequestResponseCycle.send(cycle, message)
         cycle.transport.flush()  # type: ignore[attr-defined]  # for a response without a body
+
+    async def _send_large_body(self, cycle: RequestResponseCycle, body: bytes) -> None:
+        """Send the body of a response that is not streamed, in pieces. Each waits until most of those before are read.
+
+        So the request keeps its slot while its response takes memory.
+        """
+        timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        try:
+            for start in range(0, len(body), WRITE_BYTES):
+                piece, has_more = body[start : start + WRITE_BYTES], start + WRITE_BYTES < len(body)
+                await self._send(cycle, {"type": "http.response.body", "body": piece, "more_body": has_more})
+        finally:
+            timer.cancel()
 
     async def _send_headers(self, cycle: RequestResponseCycle, message: Any) -> None:
         """Send the headers of a response. Some get the header "Connection: close".

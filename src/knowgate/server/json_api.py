@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from knowgate.core.options import describe_requirement
-from knowgate.core.validation import keep_object, parse_json
+from knowgate.core.validation import count_json_values, keep_object, parse_json
 from knowgate.errors import BadInput
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
@@ -22,7 +22,6 @@ MAX_JSON_VALUES = 50_000  # maximum number of values in a request on which a gat
 LARGE_BODY_BYTES = 64 << 10
 MAX_INLINE_VALUES = 5_000  # a body with more JSON values is parsed in a thread, too
 MAX_FIELDS = 20  # of an object that rejects unknown fields
-JSON_SEPARATORS = (b",", b"[", b"{")
 load_json = partial(json.loads, object_hook=keep_object)  # lets other threads run, unlike `json.loads`
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 INVALID_FIELD_CODES = {
@@ -157,23 +156,6 @@ async def read_body(
         if reserved_bytes:
             reserve(-reserved_bytes)
     return bytes(body)
-
-
-def count_json_values(body: bytes, limit: int) -> int:
-    """Estimate the number of values in a JSON text without parsing it, by its commas and opening brackets.
-
-    Each item of an array and each field of an object follows one of them. If there are too many, those inside strings
-    are left out.
-    """
-    count = sum(map(body.count, JSON_SEPARATORS))
-    if count <= limit:
-        return count
-    body = body.replace(rb"\\", b"").replace(rb"\"", b"")  # escaped quotes do not end a string
-    string_count = body.count(b'"') // 2
-    if string_count > 2 * limit:  # too many even if every second string is a key rather than a value
-        return string_count // 2
-    outside_strings = b" ".join(body.split(b'"')[::2])  # every second part is between two quotes
-    return sum(map(outside_strings.count, JSON_SEPARATORS))
 
 
 def is_large(body: bytes) -> bool:

@@ -447,6 +447,5 @@ async def _reject_unstored(response: Response, trace: RequestTrace) -> Response:
     """Discard a response whose decision could not be stored. Return the error that is sent instead."""
     if isinstance(response, EventStreamResponse):
         await response.events.aclose()  # the stream is never sent, so it must be closed here
-        response.on_close()
     message = "the decision could not be stored, so the response is not sent. Try again later."
     return json_api.ApiError(503, message, "log_down", trace.headers).to_response()

@@ -25,6 +25,9 @@ from knowgate.errors import BadSetting, ModelError, ServerError
 
 API_KEY_VARIABLES = ("KNOWGATE_API_KEY", "OPENAI_API_KEY")
 STREAM_END = "[DONE]"
+# 128 sampled answers with log-probabilities take far less. Thousands of log-probabilities for each token of a prompt fit.
+MAX_LLM_BYTES = 32 << 20
+MAX_LLM_VALUES = 3_000_000
 
 
 class StatusError(ServerError):
@@ -112,7 +115,7 @@ class ApiClient:
         seconds = self._remaining_seconds(deadline)
         request = self._client.build_request(method, url, content=content)
         with _translate_errors(url, seconds):
-            response = http_client.send_request(self._client, request, time.monotonic() + seconds, url)
+            response = http_client.send_request(self._client, request, time.monotonic() + seconds, url, MAX_LLM_BYTES)
         if not response.is_success:
             raise _make_refusal(url, response)
         return _parse(url, response.content)
@@ -153,7 +156,7 @@ class ApiClient:
         Raises:
             ServerError: The server takes too long for one piece or in total, or closes the connection.
         """
-        body = http_client.iter_body(response, url)
+        body = http_client.iter_body(response, url, MAX_LLM_BYTES)
         waited = 0.0  # seconds
         while True:
             start = time.monotonic()
@@ -291,7 +294,7 @@ def _make_refusal(url: str, response: http_client.HttpResponse) -> Exception:
 def _parse(url: str, content: bytes) -> Any:
     """Parse JSON from the server; raises ModelError if it is malformed."""
     try:
-        return http_client.parse_json_response(content, f"the response of {url}")
+        return http_client.parse_json_response(content, f"the response of {url}", MAX_LLM_VALUES)
     except ModelError as error:
         raise ModelError(f"{error} Check the server and its URL.") from None
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from knowgate.core.validation import MAX_DEPTH, check_json_depth
+from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
 from knowgate.models.backend import FairExecutor
-from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values, load_json
+from knowgate.server.json_api import LARGE_BODY_BYTES, load_json
 from knowgate.server.load_limits import run_in_thread
 from knowgate.server.streaming import InvalidResponse
 
