@@ -223,7 +223,7 @@ async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -
 
 
 def _load_event(text: bytes) -> Any:
-    """Parse the JSON of an event. Parsing a million lists would block other threads for a second."""
+    """Parse the JSON of an event. Parsing millions of lists at once would block other threads."""
     if count_json_values(text, MAX_EVENT_VALUES) > MAX_EVENT_VALUES:
         raise InvalidResponse(f"an event has more than {MAX_EVENT_VALUES:,} JSON values")
     return load_json(text)
@@ -296,25 +296,6 @@ class StreamEnd:
 
 
 LogprobsFilter = Callable[[dict[str, Any]], None]
-
-
-def remove_logprobs(completion: dict[str, Any]) -> None:
-    """Set the log-probabilities of every choice of a chat completion to null, in place."""
-    choices = completion.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and "logprobs" in choice:
-            choice["logprobs"] = None
-
-
-def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
-    """Keep `count` alternatives of each token in the log-probabilities of a chat completion, in place."""
-    choices = completion.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
-        tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
-        for token in tokens if isinstance(tokens, list) else ():
-            if isinstance(token, dict) and isinstance(token.get("top_logprobs"), list):
-                token["top_logprobs"] = token["top_logprobs"][:count]
 
 
 def check_chunk(line: bytes) -> None:

@@ -36,10 +36,8 @@ from knowgate.server.streaming import (
     InvalidResponse,
     LogprobsFilter,
     check_chunk,
-    limit_top_logprobs,
     parse_event_data,
     read_event_lines,
-    remove_logprobs,
 )
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.server.upstream import response_body
@@ -137,6 +135,25 @@ def make_logprobs_filter(request: Mapping[str, Any]) -> LogprobsFilter | None:
     if requested_count >= MIN_TOP_LOGPROBS:
         return None
     return functools.partial(limit_top_logprobs, count=requested_count)
+
+
+def remove_logprobs(completion: dict[str, Any]) -> None:
+    """Set the log-probabilities of every choice of a chat completion to null, in place."""
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and "logprobs" in choice:
+            choice["logprobs"] = None
+
+
+def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
+    """Keep `count` alternatives of each token in the log-probabilities of a chat completion, in place."""
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
+        tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
+        for token in tokens if isinstance(tokens, list) else ():
+            if isinstance(token, dict) and isinstance(token.get("top_logprobs"), list):
+                token["top_logprobs"] = token["top_logprobs"][:count]
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
