@@ -11,7 +11,7 @@ import pytest
 
 from knowgate.core.validation import parse_json
 from knowgate.server import streaming
-from knowgate.server.json_api import dump_json, load_json
+from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, load_json
 from knowgate.server.streaming import SLICE_LINES, InvalidResponse, WorkSlice, chain_lines, split_lines
 from tests.server.test_chat import ask
 from tests.server.test_upstream_responses import STREAM_HEAD, chunk
@@ -169,6 +169,12 @@ def test_one_stream_gets_a_slice_in_each_turn():
             await share.add(0)
 
     assert asyncio.run(count_turns(run_many())) >= 20 * 10
+
+
+def test_the_event_loop_does_not_parse_long_lines_to_find_an_error(monkeypatch):
+    line = b'data: {"error": "' + b"a" * LARGE_BODY_BYTES + b'"}\n'
+    monkeypatch.delattr(streaming, "parse_event_data")
+    streaming.StreamEnd().add(line)
 
 
 # --- the server -----------------------------------------------------------------------------------

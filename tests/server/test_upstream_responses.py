@@ -15,7 +15,7 @@ import pytest
 from knowgate.models.backend import CLIENT
 from knowgate.server import streaming
 from knowgate.server.json_api import LARGE_BODY_BYTES
-from knowgate.server.upstream import response_body
+from knowgate.server.upstream import draft, response_body
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.hostile_server import HostileServer, endless, http
@@ -163,6 +163,24 @@ def test_the_byte_order_mark_of_a_stream_is_removed(serve_hostile, hostile):
     hostile.reply = STREAM_HEAD + b"\xef\xbb\xbf" + b"".join(b"data: " + event + b"\n\n" for event in events)
     first_event = read_stream(serve_hostile("never"))[0]
     assert "knowgate" in json.loads(first_event)
+
+
+@pytest.mark.parametrize("gate", ["never", "logprob:mean"])
+def test_an_event_of_many_json_values_is_an_error(serve_hostile, hostile, gate):
+    hostile.reply = STREAM_HEAD + b'data: {"choices":[' + b"[]," * 500_000 + b"[]]}\n\n"
+    assert "an event has more than 1,000,000 JSON values" in ask(serve_hostile(gate), stream=True).text
+
+
+def test_a_streamed_draft_has_a_maximum_number_of_json_values(serve_hostile, hostile, monkeypatch):
+    monkeypatch.setattr(draft, "MAX_DRAFT_VALUES", 30)
+    hostile.reply = STREAM_HEAD + (b"data: " + chunk("a") + b"\n\n") * 200
+    assert "the answer has more than 30 JSON values" in ask(serve_hostile("logprob:mean"), stream=True).text
+
+
+def test_the_rest_of_a_stream_after_its_draft_may_have_more_json_values(serve_hostile, hostile, monkeypatch):
+    monkeypatch.setattr(draft, "MAX_DRAFT_VALUES", 30)
+    hostile.reply = STREAM_HEAD + (b"data: " + chunk("a") + b"\n\n") * 200
+    assert "JSON values" not in ask(serve_hostile("logprob:first"), stream=True).text
 
 
 @pytest.mark.parametrize("gate", ["never", "logprob:mean"])

@@ -16,13 +16,21 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.core.validation import MAX_DEPTH, check_json_depth
 from knowgate.errors import BadInput
-from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, dump_json, load_json, replace_non_finite
+from knowgate.server.json_api import (
+    LARGE_BODY_BYTES,
+    ApiError,
+    count_json_values,
+    dump_json,
+    load_json,
+    replace_non_finite,
+)
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
+MAX_EVENT_VALUES = 1_000_000  # maximum number of JSON values of one event
 MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
 SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
 LAST_EVENTS_SECONDS = 1.0  # time for the error at the end of a stream, if the client reads slowly
@@ -214,13 +222,24 @@ async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -
         yield line
 
 
+def _load_event(text: bytes) -> Any:
+    """Parse the JSON of an event. Parsing millions of lists at once would block other threads."""
+    if count_json_values(text, MAX_EVENT_VALUES) > MAX_EVENT_VALUES:
+        raise InvalidResponse(f"an event has more than {MAX_EVENT_VALUES:,} JSON values")
+    return load_json(text)
+
+
 def parse_event_data(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a `data:` line, or None. Other lines have no JSON object."""
+    """Return the JSON object of a `data:` line, or None. Other lines have no JSON object.
+
+    Raises:
+        InvalidResponse: The line has more than MAX_EVENT_VALUES values.
+    """
     text = line.removeprefix(b"data:").strip()
     if not line.startswith(b"data:") or not text.startswith(b"{"):
         return None
     with suppress(ValueError, RecursionError):
-        value = load_json(text)
+        value = _load_event(text)
         return value if isinstance(value, dict) else None
     return None
 
@@ -245,6 +264,12 @@ def has_finish_reason(line: bytes) -> bool:
     return b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
 
 
+def _is_error(line: bytes) -> bool:
+    """Return whether a line is an error. A long line is none, because parsing it would delay other requests."""
+    is_candidate = b'"error"' in line and len(line) <= LARGE_BODY_BYTES
+    return is_candidate and bool((parse_event_data(line) or {}).get("error"))
+
+
 class StreamEnd:
     """Check whether a stream has ended properly. A cut stream has no finish reason, error or [DONE]."""
 
@@ -258,7 +283,7 @@ class StreamEnd:
             return
         if is_done_event(line) or RESPONSE_END.search(line):
             self._has_last_event = True
-        elif has_finish_reason(line) or (b'"error"' in line and (parse_event_data(line) or {}).get("error")):
+        elif has_finish_reason(line) or _is_error(line):
             self._has_result = True
 
     def format_missing_events(self) -> bytes:
@@ -273,30 +298,11 @@ class StreamEnd:
 LogprobsFilter = Callable[[dict[str, Any]], None]
 
 
-def remove_logprobs(completion: dict[str, Any]) -> None:
-    """Set the log-probabilities of every choice of a chat completion to null, in place."""
-    choices = completion.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and "logprobs" in choice:
-            choice["logprobs"] = None
-
-
-def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
-    """Keep `count` alternatives of each token in the log-probabilities of a chat completion, in place."""
-    choices = completion.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
-        tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
-        for token in tokens if isinstance(tokens, list) else ():
-            if isinstance(token, dict) and isinstance(token.get("top_logprobs"), list):
-                token["top_logprobs"] = token["top_logprobs"][:count]
-
-
 def check_chunk(line: bytes) -> None:
     """Check that a line of a streamed answer can be forwarded. To save time, only suspicious lines are parsed.
 
     Raises:
-        InvalidResponse: `choices` is not a list, or the JSON is nested too deeply.
+        InvalidResponse: `choices` is not a list, or the JSON is nested too deeply or has too many values.
     """
     has_choices_list = any(marker in line for marker in CHOICES_MARKERS)  # such as b'"choices":['
     has_other_choices = b'"choices"' in line and not has_choices_list
@@ -304,7 +310,7 @@ def check_chunk(line: bytes) -> None:
     if not line.startswith(b"data:") or not (has_other_choices or may_be_deep):
         return
     try:
-        value = load_json(line[len(b"data:") :])
+        value = _load_event(line[len(b"data:") :])
         check_json_depth(line.decode(errors="replace"), "the event")
     except (RecursionError, BadInput):
         raise InvalidResponse(f"an event is nested more than {MAX_DEPTH} levels deep") from None

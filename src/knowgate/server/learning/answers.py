@@ -42,7 +42,7 @@ from knowgate.types import Passage, Question
 log = logging.getLogger(__name__)
 
 COMPLETE_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
-MAX_RESPONSE_BYTES = 1 << 20  # longer answers are not compared
+MAX_RESPONSE_BYTES = 1_000_000  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = (
     "stream",

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import httpx
@@ -29,15 +30,14 @@ from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, replace_non_finite
+from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values, dump_json, replace_non_finite
 from knowgate.server.streaming import (
+    MAX_EVENT_VALUES,
     InvalidResponse,
     LogprobsFilter,
     check_chunk,
-    limit_top_logprobs,
     parse_event_data,
     read_event_lines,
-    remove_logprobs,
 )
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.server.upstream import response_body
@@ -46,6 +46,7 @@ from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Readi
 TOOL_FIELDS = ("tool_calls", "function_call")  # of a message that calls a tool; older LLMs use the second one
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
+MAX_DRAFT_VALUES = 2_000_000  # maximum number of JSON values of the part that is read as a draft
 CHECK_SPACING_DIVISOR = 200  # a text of 400 pieces is checked at every second piece, one of 600 at every third piece
 MAX_BEGINNING_CHARS = 2_000  # of a streamed answer that an arbiter reads to accept its beginning
 PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
@@ -136,6 +137,25 @@ def make_logprobs_filter(request: Mapping[str, Any]) -> LogprobsFilter | None:
     return functools.partial(limit_top_logprobs, count=requested_count)
 
 
+def remove_logprobs(completion: dict[str, Any]) -> None:
+    """Set the log-probabilities of every choice of a chat completion to null, in place."""
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and "logprobs" in choice:
+            choice["logprobs"] = None
+
+
+def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
+    """Keep `count` alternatives of each token in the log-probabilities of a chat completion, in place."""
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
+        tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
+        for token in tokens if isinstance(tokens, list) else ():
+            if isinstance(token, dict) and isinstance(token.get("top_logprobs"), list):
+                token["top_logprobs"] = token["top_logprobs"][:count]
+
+
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
     """Read an answer that is not streamed. `completion` stays None for an invalid body."""
     content = await response_body.read_content(response)
@@ -196,11 +216,14 @@ async def _read_stream(
     remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES))
     draft = UpstreamDraft(response, remaining_lines=remaining_lines)
     answer = StreamedResponse()
-    byte_count = 0
+    byte_count = value_count = 0
     async for line in remaining_lines:
         draft.lines.append(line)
         byte_count += len(line)
-        chunk = await response_body.run_for_size(len(line), functools.partial(_parse_line, line))
+        chunk, line_values = await response_body.run_for_size(len(line), functools.partial(_parse_line, line))
+        value_count += line_values
+        if value_count > MAX_DRAFT_VALUES:
+            raise InvalidResponse(f"the answer has more than {MAX_DRAFT_VALUES:,} JSON values")
         if chunk is None:
             continue
         draft.calls_tool = _calls_tool(chunk)
@@ -217,10 +240,10 @@ async def _read_stream(
     return draft
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """Check a line of a stream, and return its JSON object. None for other lines, such as [DONE]."""
+def _parse_line(line: bytes) -> tuple[dict[str, Any] | None, int]:
+    """Check a line of a stream. Return its JSON object, or None for others such as [DONE], and its number of values."""
     check_chunk(line)
-    return parse_event_data(line)
+    return parse_event_data(line), count_json_values(line, MAX_EVENT_VALUES)
 
 
 def _join_pieces(answer: StreamedResponse) -> Completion | None:
@@ -386,10 +409,12 @@ def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsag
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
     """Return the token counts reported by the upstream, or {}. The last chunk of a stream has the sum."""
-    chunks = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
-    chunks.append(draft.body)
-    usages = [chunk["usage"] for chunk in chunks if chunk is not None and isinstance(chunk.get("usage"), dict)]
-    return usages[-1] if usages else {}
+    chunks = (parse_event_data(line) for line in reversed(draft.lines) if b'"usage"' in line)
+    with suppress(InvalidResponse):
+        for chunk in itertools.chain([draft.body], chunks):
+            if chunk is not None and isinstance(chunk.get("usage"), dict):
+                return cast("dict[str, Any]", chunk["usage"])
+    return {}
 
 
 def annotate_body(content: bytes, trace: RequestTrace) -> bytes:
