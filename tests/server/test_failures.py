@@ -19,6 +19,8 @@ from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.server import load_limits
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.json_api import dump_json
+from knowgate.server.learning.arms import Experiment, ExperimentArm
+from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Gate, Passage
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -162,6 +164,19 @@ def test_rules_are_obeyed_although_the_calibration_is_stale(serve, upstream, str
     reply = httpx.post(f"{address}/v1/chat/completions", json=body)
     report = events(reply)[-1]["knowgate"] if stream else reply.json()["knowgate"]
     assert (report["retrieve"], report["rule"], report["degraded"]) == (False, "thanks", [])
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_rules_skip_nothing_in_shadow_mode_although_the_calibration_is_stale(serve, upstream):
+    def use_stale_gate(service):
+        use_gate(StaleGate(unless="rules"))(service)
+        rag = service.gate_service.rag
+        service.gate_service.experiment = Experiment({"a": ExperimentArm("a", rag, LossMonitor(), "")}, canary=0.0)
+
+    address, _ = serve(upstream=upstream, gate="always", change=use_stale_gate)
+    body = {"model": "knowgate", "messages": [{"role": "user", "content": "Thanks!"}]}
+    report = httpx.post(f"{address}/v1/chat/completions", json=body).json()["knowgate"]
+    assert (report["retrieve"], report["rule"], report["mode"]) == (True, "thanks", "shadow")
 
 
 # --- the retriever --------------------------------------------------------------------------------

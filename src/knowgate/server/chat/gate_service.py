@@ -135,6 +135,8 @@ class GateService:
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
         if self.experiment is not None and options.arm:  # the A/B test has chosen a gate
             rag = self.experiment.arms[options.arm].get_pipeline(options.shadow)
+        elif options.shadow:
+            rag = rag.replace(shadow=options.shadow)  # rules cannot skip retrieval
         if rag.log is not None and not options.shares_labels:
             rag = rag.replace(log=None)  # the question must not be added to the history
         if options.threshold is not None:

@@ -174,7 +174,7 @@ class LocalChat:
         if await self.gate_service.apply_rules(rag, question) is None:
             self.gate_service.bypass_stale_gate(rag, trace, reason)
             gate = "always"
-        return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
+        return replace(options, retrieve="auto", gate=gate, threshold=None, arm="")
 
     def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
         """Return a cached pipeline for these options. Whether its gate has a demanded guarantee is checked each time."""
