@@ -116,6 +116,8 @@ def test_a_durable_response_waits_only_for_a_limited_time(serve, tmp_path, monke
     reply = ask(address)
     ends.set()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "log_down")
+    stored = httpx.get(f"{address}/v1/decisions/{reply.headers['x-knowgate-id']}").json()
+    assert stored["status"] == 503  # of the response that was sent
 
 
 def test_a_canceled_wait_does_not_stop_the_writer(tmp_path):

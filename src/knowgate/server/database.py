@@ -256,7 +256,7 @@ def _open_sqlite(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def is_locked(error: Exception) -> bool:
+def is_locked(error: BaseException | None) -> bool:
     """Return whether an SQLite file could not be used because another process writes to it."""
     # The lowest byte of an extended error code is the primary error code.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY

@@ -25,7 +25,7 @@ from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
-from knowgate.server.database import STORE_ERRORS
+from knowgate.server.database import STORE_ERRORS, is_locked
 from knowgate.server.learning.answers import delete_from_history
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.load_limits import UPLOAD_FACTOR, RequestSlots, UploadBudget
@@ -205,8 +205,11 @@ class Service:
         if route not in ANSWER_ROUTES:  # the application searches and answers itself
             record["only_decided"] = True
         if self.decision_log is not None:
-            commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
+            texts = (trace.question, trace.owner, seconds, trace.source_questions)
+            commit = self.decision_log.append(record, *texts)
             if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
+                if not commit.done() or is_locked(commit.exception()):  # the decision may still be written later
+                    self.decision_log.append({**record, "status": 503}, *texts)
                 return await _reject_unstored(response, trace)
         age = time.perf_counter() - trace.start
         self.recent.append(record, trace.question, trace.owner, trace.source_questions, age)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ def test_the_next_process_reads_only_new_rows(tmp_path, monkeypatch):
 def test_forgotten_entries_leave_the_stored_index(tmp_path):
     log = build_log(tmp_path / "log.db")
     vector = HashEmbedder().embed(["planet of thing 7"])[0].astype(np.float32).tobytes()
+    assert stat.S_IMODE((tmp_path / "log.db-lists").stat().st_mode) == 0o700
     (file,) = (tmp_path / "log.db-lists").glob("*.faiss")
     before = file.read_bytes().count(vector)
     assert log.forget(contains="thing 7") > 0

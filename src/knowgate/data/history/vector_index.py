@@ -299,6 +299,7 @@ class VectorIndex:
         try:
             self._reopen(location)  # another process may have built it
             if self._has_many_rows():
+                location.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, like the log
                 with file_lock(location.folder / LOCK_FILE, wait=False):
                     self._write(location)
         except BlockingIOError:
