@@ -328,6 +328,33 @@ def test_only_an_admin_key_forgets_labels(serve, tmp_path, shares):
     assert [forget("admin"), forget("alice")] == [(True, 0, 1), (True, 0, 0)]
 
 
+def test_a_question_that_stays_in_a_write_ahead_log_is_reported_and_erased_soon(serve, tmp_path):
+    store = open_history(str(tmp_path / "h.db"), HashEmbedder())
+    store.add([LogEntry(KNOWN, KnowledgeLabel.KNOWN, HistoryScope("m", "p"))])
+
+    def use_log(service):
+        object.__setattr__(service.gate_service.rag, "log", TrafficLog(store))
+
+    address, _ = serve(gate="never", change=use_log)
+
+    def forget():
+        reply = httpx.post(f"{address}/v1/forget", json={"question": KNOWN}).json()
+        return reply["forgotten"], reply["history"], "write-ahead log" in reply.get("note", "")
+
+    def is_stored():
+        return KNOWN.encode() in b"".join(file.read_bytes() for file in tmp_path.glob("h.db*"))
+
+    with closing(sqlite3.connect(tmp_path / "h.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM entries").fetchall()
+        start = time.monotonic()
+        assert [forget(), forget()] == [(False, 1, True), (False, 0, True)]
+        assert time.monotonic() - start < 5.0
+        assert is_stored()
+    until(lambda: not is_stored())
+    until(lambda: forget() == (True, 0, False))
+
+
 def test_a_deletion_says_if_the_history_may_hold_a_question_that_is_not_stored(serve, tmp_path):
     def use_log(service):
         object.__setattr__(service.gate_service.rag, "log", TrafficLog(RecordingHistory()))

@@ -22,6 +22,7 @@ from knowgate.core.postgres.address import is_postgres_address, parse_database_a
 from knowgate.core.text import normalize
 from knowgate.core.validation import expand_path
 from knowgate.data.history.entries import question_key
+from knowgate.data.history.sqlite_store import truncate_write_ahead_log
 from knowgate.errors import ArtifactError, KnowgateError
 
 if TYPE_CHECKING:
@@ -147,15 +148,7 @@ class SqliteStore:
 
     def _truncate_log(self, wait_seconds: float) -> None:
         """Truncate the write-ahead log, unless the file is in use for longer than `wait_seconds`."""
-        [(usual_wait,)] = self.fetch_rows("PRAGMA busy_timeout")
-        self._connection.execute(f"PRAGMA busy_timeout = {round(1_000 * wait_seconds)}")
-        try:
-            [(is_busy, _, _)] = self.fetch_rows("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._must_truncate = bool(is_busy)
-        except sqlite3.OperationalError:  # locked
-            self._must_truncate = True
-        finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {usual_wait}")
+        self._must_truncate = not truncate_write_ahead_log(self._connection, wait_seconds)
 
     def close(self) -> None:
         self._connection.close()

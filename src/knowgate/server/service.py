@@ -380,7 +380,7 @@ class Service:
         response = await self._finish_deletion(ids, question, trace)
         if may_remain:
             response.forgotten = False
-            response.note = UNFINDABLE_NOTE
+            response.note = f"{response.note} {UNFINDABLE_NOTE}".strip()
         return response
 
     async def _finish_deletion(
@@ -389,8 +389,7 @@ class Service:
         """Delete decisions from memory, and their question from the history. Only admins can change the history."""
         self.recent.delete(ids)
         history = self.gate_service.rag.log
-        entry_count, is_gone = await asyncio.to_thread(delete_from_history, history, question, trace.is_admin)
-        return schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
+        return await asyncio.to_thread(delete_from_history, history, question, trace.is_admin, len(ids))
 
     # --- learning and monitoring ------------------------------------------------------------------
 

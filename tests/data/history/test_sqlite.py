@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,22 @@ def test_forgotten_questions_leave_the_files_while_the_log_stays_open(log):
     files = b"".join(path.read_bytes() for path in log.path.parent.iterdir())  # with the write-ahead log
     assert b"Everest" in files
     assert b"Bertha" not in files
+    log.close()
+
+
+def test_a_log_is_erased_when_it_is_opened_after_its_process_ended(log):
+    log.add([entry("the secret of Bertha"), entry("the height of Everest")])
+    with closing(sqlite3.connect(log.path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM entries").fetchall()
+        log._eraser = threading.current_thread()  # as after the end of the process, nobody tries again
+        log.forget(contains="secret")
+    files = list(log.path.parent.glob("log.db*"))
+    assert b"Bertha" in b"".join(path.read_bytes() for path in files)
+    other = SqliteHistory(log.path, HashEmbedder())
+    assert [row.question for row in other.entries()] == ["the height of Everest"]
+    assert b"Bertha" not in b"".join(path.read_bytes() for path in files)
+    other.close()
     log.close()
 
 

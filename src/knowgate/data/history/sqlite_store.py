@@ -8,6 +8,7 @@ its own connection, in WAL mode.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import threading
 import time
@@ -56,6 +57,9 @@ INSERT OR IGNORE INTO meta VALUES ('deletions', '0'), ('stamp', hex(randomblob(1
 """
 DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # raised by sqlite for damaged files
 LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
+ERASE_SECONDS = 0.5  # to wait for readers before the write-ahead log is truncated
+RETRY_SECONDS = 1.0  # between later attempts to truncate it
+log = logging.getLogger(__name__)
 
 
 class SqliteDatabase:
@@ -124,6 +128,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")  # deleted questions do not stay in free pages
     connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")  # others see all tables or none
+    truncate_write_ahead_log(connection, wait_seconds=0)  # a process that has ended may have left deleted rows in it
     [[version]] = connection.execute("SELECT value FROM meta WHERE key = 'version'")
     if version != str(LOG_FORMAT):
         raise BadInput(f"the log has format {str(version)[:40]}, but this version of knowgate reads {LOG_FORMAT}")
@@ -141,6 +146,23 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
+
+
+def truncate_write_ahead_log(connection: sqlite3.Connection, wait_seconds: float) -> bool:
+    """Truncate the write-ahead log of a file, which may hold deleted rows.
+
+    Returns:
+        Whether that worked. It does not while another connection reads the file for longer than `wait_seconds`.
+    """
+    [(usual_wait,)] = connection.execute("PRAGMA busy_timeout")
+    connection.execute(f"PRAGMA busy_timeout = {round(1_000 * wait_seconds)}")
+    try:
+        [(is_busy, _, _)] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return not is_busy
+    except sqlite3.OperationalError:  # locked
+        return False
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {usual_wait}")
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
@@ -188,6 +210,8 @@ class SqliteHistory(HistoryStore):
         self._indexes: dict[HistoryScope, VectorIndex] = {}
         # The table's counter of deletions when the index of each scope was last updated.
         self._n_deletions: dict[HistoryScope, str | None] = {}
+        self._erasing_lock = threading.Lock()
+        self._eraser: threading.Thread | None = None
         self._index_folder = self.path.with_name(f"{self.path.name}-lists")
 
     # --- writing ----------------------------------------------------------------------------------
@@ -201,10 +225,25 @@ class SqliteHistory(HistoryStore):
 
     def _erase(self, ids: Sequence[int]) -> None:
         """Erase deleted rows from the write-ahead log, and their vectors from the stored index."""
-        self._database.read("PRAGMA wal_checkpoint(TRUNCATE)", [])
+        with self._erasing_lock:
+            self.has_remains = not truncate_write_ahead_log(self._database.connection(), ERASE_SECONDS)
+            if self.has_remains and self._eraser is None:
+                log.warning("Deleted questions stay in %s-wal as long as another process reads the log.", self.path)
+                self._eraser = threading.Thread(target=self._erase_later, name="knowgate-erase", daemon=True)
+                self._eraser.start()
         if self._index_folder.is_dir():
             with file_lock(self._index_folder / LOCK_FILE):
                 erase_rows(self._index_folder, ids)
+
+    def _erase_later(self) -> None:
+        """Try to truncate the write-ahead log until nobody else reads it. Runs in a thread."""
+        while self._eraser is not None:
+            time.sleep(RETRY_SECONDS)
+            with self._erasing_lock, contextlib.suppress(KnowgateError):
+                is_removed = not self.path.exists()  # a connection would create it again
+                if is_removed or truncate_write_ahead_log(self._database.connection(), wait_seconds=0):
+                    self.has_remains, self._eraser = False, None
+        self._database.close()  # the connection of this thread
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class HistoryStore:
         vector_column: SQL expression that reads a vector.
         listed_id_condition: SQL condition for rows whose id is in a JSON list.
         text_condition: SQL condition for questions that contain a text, in upper or lower case.
+        has_remains: Whether files of the log may still hold deleted questions, because another process reads them. They
+            are erased soon after it ends.
 
     Args:
         database: Database of the log.
@@ -65,6 +67,7 @@ class HistoryStore:
     vector_column: ClassVar[str]
     listed_id_condition: ClassVar[str]
     text_condition: ClassVar[str]
+    has_remains: bool = False
 
     def __init__(self, database: SqlDatabase, embedder: str | Embedder | None):
         self._database = database

@@ -33,6 +33,7 @@ from knowgate.pipeline.traffic_log import TrafficLog, close_connection
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_pipeline import GuardedStageRunner, TracedQuestion
 from knowgate.server.json_api import load_json
+from knowgate.server.schemas import DeletionResponse
 from knowgate.server.streaming import EventStreamResponse, parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
@@ -42,6 +43,10 @@ from knowgate.types import Passage, Question
 log = logging.getLogger(__name__)
 
 COMPLETE_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
+REMAINS_NOTE = (
+    "Another process reads the file of the history, so its write-ahead log still has deleted texts. They are erased within "
+    "seconds after it ends. Repeat this request to see whether that has happened."
+)
 MAX_RESPONSE_BYTES = 1_000_000  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = (
@@ -346,26 +351,30 @@ class HistoryLabeler:
             return None
 
 
-def delete_from_history(history: TrafficLog | None, question: str | None, is_admin: bool) -> tuple[int, bool]:
+def delete_from_history(
+    history: TrafficLog | None, question: str | None, is_admin: bool, n_decisions: int
+) -> DeletionResponse:
     """Delete a question from the history. Only admin keys may do this.
 
     Args:
         history: The history, if there is one.
         question: The question, or None if its text was not stored.
         is_admin: Whether the API key may delete from the history.
+        n_decisions: The number of its decisions that were deleted.
 
     Returns:
-        The number of deleted entries, and whether the question is certainly not (or no longer) in the history.
+        What was deleted, and whether the question is certainly not (or no longer) in the history.
     """
-    if history is None:
-        return 0, True
-    if question is None:
-        return 0, False
+    if history is None or question is None:
+        return DeletionResponse(forgotten=history is None, decisions=n_decisions, history=0)
     history.flush()  # so that entries that are not yet written are found, too
     try:
         ids = history.store.find_ids(question_key(question))
         if not is_admin:  # nothing is deleted, but the caller learns whether an entry is left behind
-            return 0, not ids
-        return history.store.forget(ids=ids), True
+            return DeletionResponse(forgotten=not ids, decisions=n_decisions, history=0)
+        response = DeletionResponse(forgotten=True, decisions=n_decisions, history=history.store.forget(ids=ids))
+        if history.store.has_remains:
+            response.forgotten, response.note = False, REMAINS_NOTE
+        return response
     finally:
         close_connection(history.store)
