@@ -19,10 +19,11 @@ from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.backend import CLIENT
 from knowgate.server import json_api, schemas
 from knowgate.server.auth.api_keys import add_key
-from knowgate.server.chat import decisions
+from knowgate.server.chat import decisions, request_formats
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
 from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, parse_json_object, parse_request
 from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, FairLock, RequestSlots, UploadBudget
+from knowgate.server.upstream import forwarding
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_circuit_breaker import use_parts
@@ -351,6 +352,26 @@ def test_a_joined_question_does_not_exceed_the_limit(serve):
     messages = [user(LONG[:15_000]), {"role": "assistant", "content": "yes"}, user(follow_up)]
     assert ask(address, messages=messages).status_code == 200
     assert gate.questions == [follow_up]
+
+
+@pytest.mark.parametrize(("path", "module"), [("chat/completions", forwarding), ("decide", decisions)])
+def test_the_question_of_a_long_chat_is_extracted_in_the_thread_that_serves_keys_in_turn(
+    serve, monkeypatch, path, module
+):
+    def extract_question(*args):
+        threads.append(threading.current_thread().name)
+        return request_formats.extract_question(*args)
+
+    threads = []
+    monkeypatch.setattr(module, "extract_question", extract_question)
+    address, _ = serve(gate="never")
+    for earlier in ("Who wrote Emma?", "a? " * 6000):
+        roles = {"user": earlier, "assistant": "Jane Austen."}
+        messages = [{"role": role, "content": text} for role, text in [*roles.items(), ("user", "When was she born?")]]
+        body = {"messages": messages} if path == "decide" else {"model": "m", "messages": messages}
+        assert httpx.post(f"{address}/v1/{path}", json=body).status_code == 200
+    short, long = threads
+    assert (short.startswith("knowgate-model"), long.startswith("knowgate-model")) == (False, True)
 
 
 def test_a_slow_decision_on_a_long_question_is_stopped(serve):

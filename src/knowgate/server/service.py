@@ -301,7 +301,9 @@ class Service:
         if isinstance(questions, list):
             check_question_rate(request.state.key, len(questions))
             await self.count_requests(request.state.key, len(questions) - 1)  # the first one is already counted
-        work = decide_questions(self.gate_service, self.forwarder, body, request.headers, trace)
+        work = decide_questions(
+            self.gate_service, self.forwarder, body, len(request.state.body), request.headers, trace
+        )
         return json_api.json_response(await run_while_connected(request, work), headers=trace.headers)
 
     async def rerank(self, request: Request, trace: RequestTrace) -> Response:

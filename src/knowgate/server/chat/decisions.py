@@ -27,7 +27,7 @@ from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, Rer
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, describe_decision
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarding import BackgroundSearch, ForwardedRequest, UpstreamForwarder
-from knowgate.server.upstream.response_body import run_for_size
+from knowgate.server.upstream.response_body import MAX_INLINE_MESSAGES, run_for_size
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
 BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
@@ -38,6 +38,7 @@ async def decide_questions(
     gate_service: GateService,
     forwarder: UpstreamForwarder | None,
     body: Mapping[str, Any],
+    body_bytes: int,
     headers: Headers,
     trace: RequestTrace,
 ) -> DecideResponse:
@@ -47,6 +48,7 @@ async def decide_questions(
         gate_service: Decides whether questions need retrieval.
         forwarder: Forwarder to the upstream, which runs the LLM. None if the LLM runs in this process.
         body: Body of the request.
+        body_bytes: Its size.
         headers: Headers of the request.
         trace: Record of how this request is processed.
     """
@@ -59,7 +61,8 @@ async def decide_questions(
     if forwarder is None:
         questions = await run_in_model_thread(rag.model, lambda: _read_questions(model, request))
     else:
-        questions = await asyncio.to_thread(_read_questions, model, request)
+        read = partial(_read_questions, model, request)
+        questions = await run_for_size(body_bytes, read, max_inline=MAX_INLINE_MESSAGES)
     records = []
     shared_budget = PatternTimeBudget(LIST_RULES_SECONDS)
     for question in questions:
@@ -181,7 +184,7 @@ async def _request_draft(
     if not isinstance(answer, UpstreamDraft):
         answer.close()
         return None
-    trace.draft_usage = await measure_draft(answer, body)
+    trace.draft_usage = await measure_draft(answer, body, len(question.text))
     trace.extra_usage = trace.draft_usage
     return answer.completion
 
@@ -193,7 +196,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     question: Question | UngatedRequest | None = check_upstream_tools(request.body)
     if question is None:
         extract_question = partial(REQUEST_FORMATS[path].extract_question, rag.model, request.body)
-        question = await run_for_size(len(request.raw_body), extract_question)
+        question = await run_for_size(len(request.raw_body), extract_question, max_inline=MAX_INLINE_MESSAGES)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)

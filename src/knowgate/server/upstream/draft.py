@@ -382,16 +382,18 @@ def is_reachable(url: str) -> bool:
         return False
 
 
-async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
+async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any], request_bytes: int) -> TokenUsage:
     """Return the token counts of an answer that is not sent, and of its prompt. Missing counts are estimated.
 
     Args:
         draft: The answer, which may be a draft or the answer with passages.
         request: The request body that the upstream got. Only `messages` is used.
+        request_bytes: About the size of this body.
     """
     if draft.has_ended and draft.remaining_lines is not None:
         await draft.read_to_end()  # the token counts follow the text
-    return await asyncio.to_thread(_count_tokens, draft, request)  # because both texts can be large
+    byte_count = request_bytes + len(draft.content) + sum(map(len, draft.lines))
+    return await response_body.run_for_size(byte_count, lambda: _count_tokens(draft, request))
 
 
 def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:

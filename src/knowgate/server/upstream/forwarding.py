@@ -38,7 +38,13 @@ from knowgate.server.upstream.client import (
     make_connection_error,
 )
 from knowgate.server.upstream.draft import UpstreamDraft
-from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
+from knowgate.server.upstream.response_body import (
+    MAX_INLINE_MESSAGES,
+    iter_chunks,
+    parse_completion,
+    read_content,
+    run_for_size,
+)
 from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
@@ -126,8 +132,10 @@ class UpstreamForwarder:
         ).messages
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
-        ungated = check_upstream_tools(request.body)
-        question = ungated or extract_question(rag.model, messages)
+        question: Question | UngatedRequest | None = check_upstream_tools(request.body)
+        if question is None:
+            extract = partial(extract_question, rag.model, messages)
+            question = await run_for_size(len(request.raw_body), extract, max_inline=MAX_INLINE_MESSAGES)
         if isinstance(question, UngatedRequest):
             request.trace.ungated_reason = question.reason
             return await self.forward(request)
@@ -292,7 +300,7 @@ class UpstreamForwarder:
             return await _make_draft_response(self.upstream, answer, request)
         chosen = await self._arbitrate(arbiter, question, draft, answer, request.trace)
         if chosen is draft:  # the response reports the tokens of the draft, plus those of the discarded answer
-            request.trace.extra_usage = await drafts.measure_draft(answer, request.upstream_body)
+            request.trace.extra_usage = await drafts.measure_draft(answer, request.upstream_body, len(request.raw_body))
         return await _make_draft_response(self.upstream, chosen, request)
 
     async def _arbitrate(
@@ -407,7 +415,7 @@ async def forward_response(
 
 async def _measure_draft(request: ForwardedRequest, draft: UpstreamDraft) -> None:
     """Record the tokens of a draft in the trace. They are extra tokens unless an arbiter still chooses the draft."""
-    request.trace.draft_usage = await drafts.measure_draft(draft, request.upstream_body)
+    request.trace.draft_usage = await drafts.measure_draft(draft, request.upstream_body, len(request.raw_body))
     request.trace.extra_usage = request.trace.draft_usage
 
 

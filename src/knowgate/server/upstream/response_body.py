@@ -21,6 +21,7 @@ _large_text_thread = FairExecutor(1)  # shared by all requests of this process
 MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
 MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
 MAX_RESPONSE_VALUES = 1_000_000
+MAX_INLINE_MESSAGES = 8 << 10  # bytes of a request; to find the question of a larger one takes milliseconds
 PIECE_BYTES = 64 << 10  # compressed data is decompressed in pieces of this size
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # the format of compressed data is detected
 GZIP_MARK = b"\x1f"  # first byte of a member of gzip data
@@ -100,7 +101,7 @@ def parse_upstream_json(content: bytes) -> Any:
     return value
 
 
-async def run_for_size(byte_count: int, work: Callable[[], Result]) -> Result:
+async def run_for_size(byte_count: int, work: Callable[[], Result], *, max_inline: int = LARGE_BODY_BYTES) -> Result:
     """Run a function, in a thread for large texts. Other requests need not wait then.
 
     Large texts are processed one at a time, and API keys take turns: parsing holds Python's global lock, so several
@@ -109,8 +110,9 @@ async def run_for_size(byte_count: int, work: Callable[[], Result]) -> Result:
     Args:
         byte_count: Size of the text that the function parses or writes.
         work: The function.
+        max_inline: Size up to which a text is not large.
     """
-    return work() if byte_count <= LARGE_BODY_BYTES else await run_in_thread(_large_text_thread, work)
+    return work() if byte_count <= max_inline else await run_in_thread(_large_text_thread, work)
 
 
 async def parse_completion(content: bytes) -> dict[str, Any]:
