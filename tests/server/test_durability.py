@@ -15,7 +15,7 @@ import knowgate.server.app as app_module
 from knowgate.server.database import DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
-from knowgate.server.telemetry import decision_log
+from knowgate.server.telemetry import decision_log, trace
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow, _store_feedback
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
@@ -128,14 +128,26 @@ def test_a_canceled_wait_does_not_stop_the_writer(tmp_path):
     log.close()
 
 
-def test_keys_of_questions_are_computed_in_the_thread_of_the_log(tmp_path, monkeypatch):
-    threads = []
-    monkeypatch.setattr(decision_log, "question_key", lambda text: threads.append(threading.current_thread()) or text)
-    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
-    log.append({"id": "kg-1"}, "Who wrote Emma? When?", source_questions=("When?", "Who wrote Emma?")).result(10)
-    assert len(threads) == 3  # each one once
-    assert threading.current_thread() not in threads
-    log.close()
+def test_long_questions_do_not_delay_the_decisions_of_others(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.service.MAX_COMMIT_SECONDS", 5.0)
+    is_hashing, may_end = threading.Event(), threading.Event()
+
+    def hash_slowly(text):
+        if len(text) > 10_000:
+            is_hashing.set()
+            may_end.wait(PATIENCE)
+        return text
+
+    for module in (decision_log, trace):
+        monkeypatch.setattr(module, "question_key", hash_slowly)
+    options = {"decisions": str(tmp_path / "d.db"), "durable": True, "keep_questions": True}
+    address, _ = serve(gate="never", options=options)
+    with ThreadPoolExecutor(1) as pool:
+        slow_reply = pool.submit(ask, address, "Why? " * 3_000)
+        assert is_hashing.wait(PATIENCE)
+        status = ask(address).status_code
+        may_end.set()
+        assert (status, slow_reply.result(PATIENCE).status_code) == (200, 200)
 
 
 def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):
@@ -149,7 +161,7 @@ def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):
 def test_decisions_beyond_the_queue_are_counted_as_lost(tmp_path):
     losses = []
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False, on_loss=lambda *loss: losses.append(loss))
-    log._pending = [DecisionRow("kg-0", 1.0, None, "{}", "", None)] * MAX_PENDING_ROWS
+    log._pending = [DecisionRow("kg-0", 1.0, None, "{}", "")] * MAX_PENDING_ROWS
     commit = log.append({"id": "kg-1"}, None)
     assert (losses, log.lost_count) == ([("queue full", 1)], 1)
     assert "too many decisions" in str(commit.exception(timeout=5))

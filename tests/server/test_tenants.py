@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from knowgate.data.history import open_history
-from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, question_key
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
@@ -260,7 +260,9 @@ def test_a_question_that_contains_a_forgotten_one_is_kept_if_it_is_no_follow_up(
 def test_a_follow_up_that_is_forgotten_while_it_waits_to_be_written_is_not_stored(tmp_path):
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
     asyncio.run(log.delete(question=FIRST))
-    log.append({"id": "kg-1"}, f"{FIRST} {FOLLOW_UP}", seconds=1, source_questions=(FOLLOW_UP, FIRST)).result(30)
+    question = f"{FIRST} {FOLLOW_UP}"
+    keys = [question_key(text) for text in (question, FOLLOW_UP, FIRST)]
+    log.append({"id": "kg-1"}, question, seconds=1, question_keys=keys).result(30)
     assert asyncio.run(log.find_missing(["kg-1"])) == ["kg-1"]
     log.close()
 

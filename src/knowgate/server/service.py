@@ -180,7 +180,7 @@ class Service:
         """
         seconds = time.perf_counter() - trace.start
         if trace.decision is not None:
-            response = await self._record_decision(route, response, trace, seconds)
+            response = await self._record_decision(route, response, trace)
         self.metrics.add_request(route, response.status_code, seconds, trace)
         is_rejected = trace.client_request is None and response.status_code in (401, 403)  # not by the upstream
         if route in ANSWER_ROUTES and not is_rejected:
@@ -188,13 +188,16 @@ class Service:
             self.snapshot_exchange.schedule_write()
         return response
 
-    async def _record_decision(self, route: str, response: Response, trace: RequestTrace, seconds: float) -> Response:
+    async def _record_decision(self, route: str, response: Response, trace: RequestTrace) -> Response:
         """Store a decision in the decision log, then in memory, and learn from its response. Return what to send."""
         record = trace.to_record(self.gate_service.rag.model.name, response.status_code)
         if route not in ANSWER_ROUTES:  # the application searches and answers itself
             record["only_decided"] = True
+        # In this fair thread, the long questions of one key delay only its own decisions.
+        keys = await trace.hash_questions(self._parser_thread) if self.recent.stores_texts else ()
         if self.decision_log is not None:
-            commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
+            seconds = time.perf_counter() - trace.start
+            commit = self.decision_log.append(record, trace.question, trace.owner, seconds, keys)
             if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
                 return await _reject_unstored(response, trace)
         age = time.perf_counter() - trace.start

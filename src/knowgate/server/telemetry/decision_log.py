@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from knowgate.core.postgres.address import is_postgres_address
@@ -59,13 +58,10 @@ MAX_FEEDBACK_PER_DAY = 1000  # per API key
 class DecisionRow:
     """Row of the table of decisions.
 
-    The keys (hashes of texts) are computed on first use, in the thread of the log, because long texts take a while.
-
     Attributes:
         at: Start of the request, in seconds since 1970.
         question: The question, if its text is stored.
-        key_text: The question, if its key is stored.
-        source_texts: The chat messages from which the question was made, if their keys are stored.
+        question_keys: Hashes of the question and of the chat messages from which it was made, if hashes are stored.
     """
 
     id: str
@@ -73,16 +69,11 @@ class DecisionRow:
     question: str | None
     record: str
     owner: str
-    key_text: str | None
-    source_texts: tuple[str, ...] = ()
+    question_keys: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def question_key(self) -> str | None:
-        return None if self.key_text is None else question_key(self.key_text)
-
-    @cached_property
-    def source_keys(self) -> tuple[str, ...]:
-        return tuple(map(question_key, self.source_texts))
+        return self.question_keys[0] if self.question_keys else None
 
 
 class Deletion(NamedTuple):
@@ -151,7 +142,7 @@ class DecisionLog:
         question: str | None,
         owner: str = "",
         seconds: float = 0.0,
-        source_questions: Sequence[str] = (),
+        question_keys: Sequence[str] = (),
     ) -> Future[None]:
         """Queue a decision for writing, and return at once. A full queue loses the decision.
 
@@ -161,8 +152,8 @@ class DecisionLog:
             owner: Name of the API key of the request.
             seconds: Age of the request. The decision is dropped if a client has deleted the decisions on its question
                 since the request began.
-            source_questions: The messages from which the question of a follow-up was made. A client can delete the
-                decision by giving any of them.
+            question_keys: Hashes of the question and of the messages from which it was made, if it is a follow-up. A
+                client can delete the decision by giving any of these texts. Default: the hash of the question.
 
         Returns:
             A future that completes when the decision is stored. It raises an error if the decision is lost, or if an
@@ -170,9 +161,10 @@ class DecisionLog:
             that are written together share one future, so do not cancel it.
         """
         text = question if self.stores_questions else None
-        key_text, source_texts = (question, tuple(source_questions)) if self.stores_keys else (None, ())
-        row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key_text, source_texts)
-        return self._enqueue(row)
+        keys: tuple[str, ...] = ()
+        if self.stores_keys and question is not None:
+            keys = tuple(question_keys) or (question_key(question),)
+        return self._enqueue(DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, keys))
 
     def _enqueue(self, row: DecisionRow) -> Future[None]:
         """Queue a row for writing, and return the future of its commit. A full queue loses the row."""
@@ -198,8 +190,6 @@ class DecisionLog:
             self._n_writing = len(rows)
         if not commit.set_running_or_notify_cancel():
             commit = Future()  # the shared future was cancelled, so set the result of another one, which nobody reads
-        for row in rows:  # computed now, because the transaction locks the log for other processes
-            _ = row.question_key, row.source_keys
         try:
             with self._store.transaction(WRITE_LOCK) as transaction:
                 _insert_rows(transaction, _drop_deleted(transaction, rows))
@@ -433,7 +423,7 @@ def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
     """Insert new decisions, and the hashes of the chat messages from which their questions were made."""
     decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
     transaction.executemany(UPSERT_DECISION, decisions)
-    source_questions = [(row.id, key) for row in rows for key in row.source_keys]
+    source_questions = [(row.id, key) for row in rows for key in row.question_keys[1:]]
     transaction.executemany(INSERT_SOURCE_QUESTION, source_questions)
 
 
@@ -446,5 +436,5 @@ def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list
 
 def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
     """Return whether a client has deleted a new decision by its id or question. Owner None means all API keys."""
-    is_meant = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
+    is_meant = row.id == deleted_id or deleted_key in row.question_keys
     return is_meant and row.at <= deleted_at and owner in (None, row.owner)

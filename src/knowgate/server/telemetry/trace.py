@@ -6,6 +6,7 @@ import secrets
 import string
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,9 +15,11 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 
 from knowgate.core.text import estimate_tokens
+from knowgate.data.history.entries import get_max_normalized_length, question_key
 from knowgate.models.backend import allow_interruption
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
+from knowgate.server.load_limits import run_in_thread
 from knowgate.types import (
     Answer,
     ArbiterChoice,
@@ -70,6 +73,7 @@ class TokenUsage:
 OPTIONAL_FIELDS = ("why_not", "arm", "mode", "ignored")  # fields of a report that are left out if they are empty
 HEADER_PREFIX = "x-knowgate-"
 MAX_HEADER_CHARS = 300
+MAX_INLINE_CHARS = 2_000  # longer texts are hashed in a thread
 UNQUOTED_CHARS = string.punctuation.replace("%", "") + " "  # besides letters and digits
 
 
@@ -162,6 +166,13 @@ class RequestTrace:
         if "asked" in question.meta:
             self.source_questions = (question.meta["asked"], *question.meta["earlier"])
             self.shares_labels = False
+
+    async def hash_questions(self, threads: Executor) -> tuple[str, ...]:
+        """Return hashes of the question and of the messages from which it was made. Long texts are hashed in a thread."""
+        texts = () if self.question is None else (self.question, *self.source_questions)
+        if sum(map(get_max_normalized_length, texts)) <= MAX_INLINE_CHARS:
+            return tuple(map(question_key, texts))
+        return await run_in_thread(threads, lambda: tuple(map(question_key, texts)))
 
     def note_nothing_found(self) -> None:
         """Add a note to the decision: the search worked but found nothing."""
