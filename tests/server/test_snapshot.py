@@ -167,25 +167,27 @@ def test_money_is_unknown_without_prices_or_retrievals(price, money):
 
 def test_a_deletion_covers_requests_that_began_before_it_and_only_those_of_its_key():
     recent = snapshots.RecentDecisions(stores_texts=True)
-    recent.append({"id": "ended"}, "Who is Jane?", "alice")
+    keys = [question_key("Who is Jane?")]
+    recent.append({"id": "ended"}, "Who is Jane?", "alice", keys)
     deletion = Deletion(time.time(), "", question_key("who is JANE"), "alice")
-    recent.append({"id": "running"}, "And now?", "alice", ["Who is Jane?"], seconds=5.0)
-    recent.append({"id": "other key"}, "Who is Jane?", "bob", seconds=5.0)
-    recent.append({"id": "other question"}, "Who is Emma?", "alice", seconds=5.0)
-    recent.append({"id": "later"}, "Who is Jane?", "alice")
+    recent.append({"id": "running"}, "And now?", "alice", [question_key("And now?"), *keys], seconds=5.0)
+    recent.append({"id": "other key"}, "Who is Jane?", "bob", keys, seconds=5.0)
+    recent.append({"id": "other question"}, "Who is Emma?", "alice", [question_key("Who is Emma?")], seconds=5.0)
+    recent.append({"id": "later"}, "Who is Jane?", "alice", keys)
     asyncio.run(recent.apply_deletions([deletion]))
     assert {row["id"] for row in recent.list_newest(9)} == {"other key", "other question", "later"}
 
 
-def test_forgetting_twice_reads_the_stored_questions_once(monkeypatch):
+def test_forgetting_hashes_only_the_question_to_forget(monkeypatch):
     computed = []
     monkeypatch.setattr(snapshots, "question_key", lambda text: computed.append(text) or text.lower())
     recent = snapshots.RecentDecisions(stores_texts=True)
     for number in range(5):
-        recent.append({"id": str(number)}, f"Question {number}", "alice", ["Earlier"] if number == 3 else [])
-    assert asyncio.run(recent.find_ids("QUESTION 2", "alice")) == ["2"]
-    assert asyncio.run(recent.find_ids("earlier", None)) == ["3"]
-    assert asyncio.run(recent.find_ids("earlier", "bob")) == []
-    assert len(computed) == 6 + 3  # the five questions with the earlier one, and what each call looks for
+        keys = [f"question {number}", *(["earlier"] if number == 3 else [])]
+        recent.append({"id": str(number)}, f"Question {number}", "alice", keys)
+    assert recent.find_ids("QUESTION 2", "alice") == ["2"]
+    assert recent.find_ids("earlier", None) == ["3"]
+    assert recent.find_ids("earlier", "bob") == []
+    assert computed == ["QUESTION 2", "earlier", "earlier"]
     recent.delete(["3"])
-    assert asyncio.run(recent.find_ids("earlier", None)) == []
+    assert recent.find_ids("earlier", None) == []

@@ -201,7 +201,7 @@ class Service:
             if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
                 return await _reject_unstored(response, trace)
         age = time.perf_counter() - trace.start
-        self.recent.append(record, trace.question, trace.owner, trace.source_questions, age)
+        self.recent.append(record, trace.question, trace.owner, keys, age)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         return response
@@ -359,7 +359,7 @@ class Service:
     async def _delete_question(self, question: str, trace: RequestTrace) -> schemas.DeletionResponse:
         """Delete everything about a question, as far as the API key of the request may delete it."""
         owner = _get_owner_filter(trace)
-        ids = await self.recent.find_ids(question, owner)
+        ids = self.recent.find_ids(question, owner)
         self.recent.delete(ids)
         await self.snapshot_exchange.share_deletion(question, owner)
         may_remain = False

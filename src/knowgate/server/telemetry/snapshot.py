@@ -378,19 +378,28 @@ class RecentDecisions:
     def __init__(self, *, stores_texts: bool):
         self.stores_texts = stores_texts
         self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._keys: dict[str, frozenset[str]] = {}  # id -> keys of its question and source questions, once computed
+        self._keys: dict[str, frozenset[str]] = {}  # id -> hashes of its question and source questions
 
     def append(
         self,
         record: Mapping[str, Any],
         question: str | None,
         owner: str = "",
-        source_questions: Sequence[str] = (),
+        question_keys: Iterable[str] = (),
         seconds: float = 0.0,
     ) -> None:
-        """Add a decision. Drop the oldest one of too many. `owner` is the API key, `seconds` the age of the request."""
-        texts = {"question": question, "source_questions": source_questions, "owner": owner}
+        """Add a decision. Drop the oldest one of too many.
+
+        Args:
+            record: The decision, as a JSON object.
+            question: The question, if there is one.
+            owner: Name of the API key of the request.
+            question_keys: Hashes of the question and of the messages from which it was made.
+            seconds: Age of the request.
+        """
+        texts = {"question": question, "owner": owner}
         self._rows[record["id"]] = {**record, "at": time.time() - seconds, **(texts if self.stores_texts else {})}
+        self._keys[record["id"]] = frozenset(question_keys)
         if len(self._rows) > MAX_RECENT_DECISIONS:
             self.delete([next(iter(self._rows))])
 
@@ -412,19 +421,11 @@ class RecentDecisions:
     def find(self, id: str) -> dict[str, Any] | None:
         return self._rows.get(id)
 
-    async def find_ids(self, question: str, owner: str | None) -> list[str]:
+    def find_ids(self, question: str, owner: str | None) -> list[str]:
         """Return the ids of all decisions on a question. Owner None means all API keys."""
-        rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
         key = question_key(question)
-        # In a thread, because computing the keys of many long questions takes a while.
-        return await asyncio.to_thread(lambda: [row["id"] for row in rows if key in self._get_keys(row)])
-
-    def _get_keys(self, row: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys of the question and the source questions of a decision."""
-        id = row["id"]
-        if id not in self._keys:
-            self._keys[id] = frozenset(map(question_key, (row["question"], *row["source_questions"])))
-        return self._keys.get(id, frozenset())  # empty if the decision was deleted meanwhile
+        ids = [id for id, keys in self._keys.items() if key in keys]
+        return [id for id in ids if owner in (None, self._rows[id]["owner"])]
 
     async def apply_deletions(self, deletions: Sequence[Deletion]) -> None:
         """Delete what clients have deleted, also through other processes or while the request still ran."""
@@ -434,13 +435,13 @@ class RecentDecisions:
             return [row["id"] for row in rows if any(self._is_deleted(row, deletion) for deletion in deletions)]
 
         if deletions:
-            self.delete(await asyncio.to_thread(find_deleted))  # in a thread, for the same reason as in `find_ids`
+            self.delete(await asyncio.to_thread(find_deleted))
 
     def _is_deleted(self, row: Mapping[str, Any], deletion: Deletion) -> bool:
         """Return whether a deletion applies to a decision. Later requests with the same question stay."""
         if row["at"] > deletion.at:
             return False
-        is_question = bool(row.get("question")) and deletion.question_key in self._get_keys(row)
+        is_question = deletion.question_key in self._keys.get(row["id"], ())  # it may have been deleted meanwhile
         return row["id"] == deletion.decision or (is_question and deletion.owner in (None, row["owner"]))
 
     def delete(self, ids: Iterable[str]) -> None:
