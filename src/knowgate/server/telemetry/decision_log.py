@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -83,6 +83,21 @@ class Deletion(NamedTuple):
     decision: str
     question_key: str
     owner: str | None
+
+
+class DeletionIndex:
+    """Index of deletions, to look up whether any of many deletions applies to a decision."""
+
+    def __init__(self, deletions: Iterable[Deletion]):
+        self._times: dict[tuple[str, str | None], float] = {}  # (id or hash of a question, owner) -> latest deletion
+        for at, id, key, owner in deletions:
+            for target in ((id, owner), (key, owner)):
+                self._times[target] = max(at, self._times.get(target, at))
+
+    def covers(self, id: str, question_keys: Iterable[str], owner: str, at: float) -> bool:
+        """Return whether a decision was deleted after `at`, the start of its request."""
+        targets = [(name, deleter) for name in (id, *question_keys) for deleter in (owner, None)]
+        return any(at <= self._times[target] for target in targets if target in self._times)
 
 
 class DecisionLog:
@@ -429,12 +444,6 @@ def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
 
 def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
     """Return the new decisions without those that a client deleted before they were written."""
-    oldest = min((row.at for row in rows), default=0.0)
-    deletions = transaction.execute(SELECT_DELETIONS, (oldest,)).fetchall() if rows else []
-    return [row for row in rows if not any(_is_deleted(row, *deletion) for deletion in deletions)]
-
-
-def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
-    """Return whether a client has deleted a new decision by its id or question. Owner None means all API keys."""
-    is_meant = row.id == deleted_id or deleted_key in row.question_keys
-    return is_meant and row.at <= deleted_at and owner in (None, row.owner)
+    oldest = min((row.at for row in rows), default=time.time())
+    index = DeletionIndex(transaction.execute(SELECT_DELETIONS, (oldest,)).fetchall())
+    return [row for row in rows if not index.covers(row.id, row.question_keys, row.owner, row.at)]

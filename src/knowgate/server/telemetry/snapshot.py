@@ -27,7 +27,7 @@ from knowgate.evaluation.replay import PolicyCost
 from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT, split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, DeletionIndex
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Decision, DecisionNote
 
@@ -379,6 +379,7 @@ class RecentDecisions:
         self.stores_texts = stores_texts
         self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._keys: dict[str, frozenset[str]] = {}  # id -> hashes of its question and source questions
+        self._owners: dict[str, str] = {}
 
     def append(
         self,
@@ -399,7 +400,7 @@ class RecentDecisions:
         """
         texts = {"question": question, "owner": owner}
         self._rows[record["id"]] = {**record, "at": time.time() - seconds, **(texts if self.stores_texts else {})}
-        self._keys[record["id"]] = frozenset(question_keys)
+        self._keys[record["id"]], self._owners[record["id"]] = frozenset(question_keys), owner
         if len(self._rows) > MAX_RECENT_DECISIONS:
             self.delete([next(iter(self._rows))])
 
@@ -424,30 +425,19 @@ class RecentDecisions:
     def find_ids(self, question: str, owner: str | None) -> list[str]:
         """Return the ids of all decisions on a question. Owner None means all API keys."""
         key = question_key(question)
-        ids = [id for id, keys in self._keys.items() if key in keys]
-        return [id for id in ids if owner in (None, self._rows[id]["owner"])]
+        return [id for id, keys in self._keys.items() if key in keys and owner in (None, self._owners[id])]
 
     async def apply_deletions(self, deletions: Sequence[Deletion]) -> None:
         """Delete what clients have deleted, also through other processes or while the request still ran."""
-        rows = list(self._rows.values())
-
-        def find_deleted() -> list[str]:
-            return [row["id"] for row in rows if any(self._is_deleted(row, deletion) for deletion in deletions)]
-
         if deletions:
-            self.delete(await asyncio.to_thread(find_deleted))
-
-    def _is_deleted(self, row: Mapping[str, Any], deletion: Deletion) -> bool:
-        """Return whether a deletion applies to a decision. Later requests with the same question stay."""
-        if row["at"] > deletion.at:
-            return False
-        is_question = deletion.question_key in self._keys.get(row["id"], ())  # it may have been deleted meanwhile
-        return row["id"] == deletion.decision or (is_question and deletion.owner in (None, row["owner"]))
+            index = await asyncio.to_thread(DeletionIndex, deletions)  # there can be many
+            rows = list(self._rows.items())
+            self.delete(id for id, row in rows if index.covers(id, self._keys[id], self._owners[id], row["at"]))
 
     def delete(self, ids: Iterable[str]) -> None:
         for id in ids:
-            self._rows.pop(id, None)
-            self._keys.pop(id, None)
+            for table in (self._rows, self._keys, self._owners):
+                table.pop(id, None)
 
     def list_newest(self, count: int) -> list[dict[str, Any]]:
         """Return up to `count` decisions, newest first."""
