@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
-from knowgate.server.database import DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
+from knowgate.server.database import DAY_SECONDS, DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry import decision_log, trace
@@ -285,6 +285,58 @@ def check_that_texts_without_decision_are_deleted(location, retain_days):
     assert rows == [("", None), ("kg-1", "kept")]
     corrections = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, answer FROM corrections"))
     assert corrections == [("kg-1", "Emma")]
+    log.close()
+
+
+def forget_jane(log):
+    asyncio.run(log.delete(question="Who is Jane?"))
+
+
+DELETIONS = pytest.mark.parametrize("delete", [forget_jane, DecisionLog.delete_expired])
+
+
+def check_that_decisions_are_written_during_a_long_deletion(location, delete, monkeypatch):
+    log = DecisionLog(location, stores_questions=True, retain_days=7)
+    wait([log.append({"id": f"kg-{number}"}, "Who is Jane?", seconds=8 * DAY_SECONDS) for number in range(5)])
+    commits, are_written = [], []
+
+    def delete_batch(store, ids):
+        are_written.append([commit.done() for commit in commits])
+        delete_rows(store, ids)
+        commits.append(log.append({"id": f"new-{len(commits)}"}, "Who is Emma?"))
+
+    monkeypatch.setattr(decision_log, "DELETION_BATCH", 2)
+    monkeypatch.setattr(decision_log, "delete_rows", delete_batch)
+    delete(log)
+    wait_until(lambda: len(are_written) == 3)
+    rows = log.run_blocking(lambda store: store.fetch_rows("SELECT id FROM decisions ORDER BY id"))
+    log.close()
+    assert are_written == [[], [True], [True, True]]
+    assert rows == [("new-0",), ("new-1",), ("new-2",)]
+
+
+@DELETIONS
+def test_decisions_are_written_during_a_long_deletion(tmp_path, delete, monkeypatch):
+    check_that_decisions_are_written_during_a_long_deletion(str(tmp_path / "d.db"), delete, monkeypatch)
+
+
+def test_a_deletion_goes_on_after_the_deadline_of_its_request(tmp_path, monkeypatch):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    ids = [f"kg-{number}" for number in range(5)]
+    wait([log.append({"id": id}, "Who is Jane?") for id in ids])
+    monkeypatch.setattr(decision_log, "DELETION_BATCH", 1)
+
+    async def cancel_deletion():
+        deletion = asyncio.create_task(log.delete(question="Who is Jane?"))
+        async with asyncio.timeout(PATIENCE):
+            while not await log.find_missing(ids):
+                pass
+            deletion.cancel()
+            while await log.find_missing(ids) != ids:
+                pass
+        return await asyncio.gather(deletion, return_exceptions=True)
+
+    assert [type(result) for result in asyncio.run(cancel_deletion())] == [asyncio.CancelledError]
     log.close()
 
 

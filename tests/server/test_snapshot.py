@@ -195,7 +195,7 @@ def test_many_deletions_are_applied_without_comparing_each_with_each_decision():
 )
 def test_a_deletion_covers_earlier_requests_of_its_key_and_one_of_an_admin_those_of_all_keys(owner, at, is_covered):
     index = DeletionIndex(
-        [Deletion(2.0, "", "key", "alice"), Deletion(1.0, "", "key", None), Deletion(1.5, "", "key", "alice")]
+        [Deletion(1.0, "", "key", None), Deletion(1.5, "", "key", "alice"), Deletion(2.0, "", "key", "alice")]
     )
     assert index.covers("kg-1", ["other", "key"], owner, at) is is_covered
 

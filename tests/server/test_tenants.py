@@ -24,7 +24,7 @@ from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history
 from tests.support.hash_embedder import HashEmbedder
-from tests.support.processes import until
+from tests.support.processes import PATIENCE, until
 
 
 @pytest.fixture
@@ -144,6 +144,31 @@ def test_deleting_rated_decisions_does_not_raise_the_limit_on_feedback(tenants, 
     with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
         database.execute("UPDATE feedback SET at = at - 90000")
     assert rate(ids[2]) == 200
+
+
+def test_a_long_deletion_of_one_key_does_not_delay_those_of_others(tenants, monkeypatch):
+    address, keys = tenants
+    is_deleting, may_end = threading.Event(), threading.Event()
+    delete = DecisionLog.delete
+
+    async def delete_slowly_for_alice(log, **target):
+        if target["owner"] == "alice":
+            is_deleting.set()
+            await asyncio.to_thread(may_end.wait, PATIENCE)
+        return await delete(log, **target)
+
+    def forget(name):
+        return httpx.post(f"{address}/v1/forget", json={"question": KNOWN}, headers=keys[name], timeout=10).status_code
+
+    monkeypatch.setattr(DecisionLog, "delete", delete_slowly_for_alice)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(forget, "alice")
+        assert is_deleting.wait(PATIENCE)
+        try:
+            assert forget("carol") == 200
+        finally:
+            may_end.set()
+        assert slow.result(PATIENCE) == 200
 
 
 def test_forgetting_uses_an_index(tmp_path):

@@ -81,7 +81,7 @@ class Service:
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self.upload_budget = UploadBudget(options.largest_body)
         self._parser_thread = FairExecutor(1)  # only one, because threads that parse slow down the event loop
-        self._deletion_lock = load_limits.FairLock()
+        self._deletion_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name of the API key
         self._readiness = SharedCall[schemas.ReadyResponse]()
         self._model_lists: defaultdict[tuple[str, ...], SharedCall[bytes]] = defaultdict(SharedCall)  # by account
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
@@ -346,14 +346,14 @@ class Service:
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}. Other decisions on the same question stay."""
         decision = await self._find_decision(request.path_params["id"], trace)
-        async with self._deletion_lock:  # a deletion takes a while, so keys take turns
+        async with self._deletion_locks[trace.owner]:
             ids = await self._require_decision_log().delete(id=decision["id"], owner=_get_owner_filter(trace))
         return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/forget: delete everything about a question. Only admins delete entries of other API keys."""
         question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request)).question
-        async with self._deletion_lock:  # deletions read many rows, so keys take turns
+        async with self._deletion_locks[trace.owner]:  # one deletion of each key, because it reads many rows
             return json_api.json_response(await self._delete_question(question, trace))
 
     async def _delete_question(self, question: str, trace: RequestTrace) -> schemas.DeletionResponse:

@@ -435,9 +435,8 @@ class RecentDecisions:
             self.delete(id for id, row in rows if index.covers(id, self._keys[id], self._owners[id], row["at"]))
 
     def delete(self, ids: Iterable[str]) -> None:
-        for id in ids:
-            for table in (self._rows, self._keys, self._owners):
-                table.pop(id, None)
+        for id in self._rows.keys() & ids:
+            del self._rows[id], self._keys[id], self._owners[id]
 
     def list_newest(self, count: int) -> list[dict[str, Any]]:
         """Return up to `count` decisions, newest first."""
