@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
-from knowgate.server.database import DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
+from knowgate.server.database import DAY_SECONDS, DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
-from knowgate.server.telemetry import decision_log
+from knowgate.server.telemetry import decision_log, trace
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow, _store_feedback
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
@@ -130,14 +130,26 @@ def test_a_canceled_wait_does_not_stop_the_writer(tmp_path):
     log.close()
 
 
-def test_keys_of_questions_are_computed_in_the_thread_of_the_log(tmp_path, monkeypatch):
-    threads = []
-    monkeypatch.setattr(decision_log, "question_key", lambda text: threads.append(threading.current_thread()) or text)
-    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
-    log.append({"id": "kg-1"}, "Who wrote Emma? When?", source_questions=("When?", "Who wrote Emma?")).result(10)
-    assert len(threads) == 3  # each one once
-    assert threading.current_thread() not in threads
-    log.close()
+def test_long_questions_do_not_delay_the_decisions_of_others(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.service.MAX_COMMIT_SECONDS", 5.0)
+    is_hashing, may_end = threading.Event(), threading.Event()
+
+    def hash_slowly(text):
+        if len(text) > 10_000:
+            is_hashing.set()
+            may_end.wait(PATIENCE)
+        return text
+
+    for module in (decision_log, trace):
+        monkeypatch.setattr(module, "question_key", hash_slowly)
+    options = {"decisions": str(tmp_path / "d.db"), "durable": True, "keep_questions": True}
+    address, _ = serve(gate="never", options=options)
+    with ThreadPoolExecutor(1) as pool:
+        slow_reply = pool.submit(ask, address, "Why? " * 3_000)
+        assert is_hashing.wait(PATIENCE)
+        status = ask(address).status_code
+        may_end.set()
+        assert (status, slow_reply.result(PATIENCE).status_code) == (200, 200)
 
 
 def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):
@@ -151,7 +163,7 @@ def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):
 def test_decisions_beyond_the_queue_are_counted_as_lost(tmp_path):
     losses = []
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False, on_loss=lambda *loss: losses.append(loss))
-    log._pending = [DecisionRow("kg-0", 1.0, None, "{}", "", None)] * MAX_PENDING_ROWS
+    log._pending = [DecisionRow("kg-0", 1.0, None, "{}", "")] * MAX_PENDING_ROWS
     commit = log.append({"id": "kg-1"}, None)
     assert (losses, log.lost_count) == ([("queue full", 1)], 1)
     assert "too many decisions" in str(commit.exception(timeout=5))
@@ -275,6 +287,58 @@ def check_that_texts_without_decision_are_deleted(location, retain_days):
     assert rows == [("", None), ("kg-1", "kept")]
     corrections = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, answer FROM corrections"))
     assert corrections == [("kg-1", "Emma")]
+    log.close()
+
+
+def forget_jane(log):
+    asyncio.run(log.delete(question="Who is Jane?"))
+
+
+DELETIONS = pytest.mark.parametrize("delete", [forget_jane, DecisionLog.delete_expired])
+
+
+def check_that_decisions_are_written_during_a_long_deletion(location, delete, monkeypatch):
+    log = DecisionLog(location, stores_questions=True, retain_days=7)
+    wait([log.append({"id": f"kg-{number}"}, "Who is Jane?", seconds=8 * DAY_SECONDS) for number in range(5)])
+    commits, are_written = [], []
+
+    def delete_batch(store, ids):
+        are_written.append([commit.done() for commit in commits])
+        delete_rows(store, ids)
+        commits.append(log.append({"id": f"new-{len(commits)}"}, "Who is Emma?"))
+
+    monkeypatch.setattr(decision_log, "DELETION_BATCH", 2)
+    monkeypatch.setattr(decision_log, "delete_rows", delete_batch)
+    delete(log)
+    wait_until(lambda: len(are_written) == 3)
+    rows = log.run_blocking(lambda store: store.fetch_rows("SELECT id FROM decisions ORDER BY id"))
+    log.close()
+    assert are_written == [[], [True], [True, True]]
+    assert rows == [("new-0",), ("new-1",), ("new-2",)]
+
+
+@DELETIONS
+def test_decisions_are_written_during_a_long_deletion(tmp_path, delete, monkeypatch):
+    check_that_decisions_are_written_during_a_long_deletion(str(tmp_path / "d.db"), delete, monkeypatch)
+
+
+def test_a_deletion_goes_on_after_the_deadline_of_its_request(tmp_path, monkeypatch):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    ids = [f"kg-{number}" for number in range(5)]
+    wait([log.append({"id": id}, "Who is Jane?") for id in ids])
+    monkeypatch.setattr(decision_log, "DELETION_BATCH", 1)
+
+    async def cancel_deletion():
+        deletion = asyncio.create_task(log.delete(question="Who is Jane?"))
+        async with asyncio.timeout(PATIENCE):
+            while not await log.find_missing(ids):
+                pass
+            deletion.cancel()
+            while await log.find_missing(ids) != ids:
+                pass
+        return await asyncio.gather(deletion, return_exceptions=True)
+
+    assert [type(result) for result in asyncio.run(cancel_deletion())] == [asyncio.CancelledError]
     log.close()
 
 

@@ -18,6 +18,8 @@ from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_durability import (
+    DELETIONS,
+    check_that_decisions_are_written_during_a_long_deletion,
     check_that_feedback_during_a_deletion_is_not_stored,
     check_that_texts_without_decision_are_deleted,
 )
@@ -54,6 +56,11 @@ def test_servers_share_and_delete_decisions(serve, database):
 
 def test_feedback_that_arrives_while_its_decision_is_deleted_is_not_stored(database):
     check_that_feedback_during_a_deletion_is_not_stored(database)
+
+
+@DELETIONS
+def test_decisions_are_written_during_a_long_deletion(database, delete, monkeypatch):
+    check_that_decisions_are_written_during_a_long_deletion(database, delete, monkeypatch)
 
 
 @pytest.mark.parametrize("retain_days", [7, None])

@@ -9,7 +9,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from knowgate.data.history.entries import question_key
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry import snapshot as snapshots
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, DeletionIndex
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
@@ -167,25 +167,49 @@ def test_money_is_unknown_without_prices_or_retrievals(price, money):
 
 def test_a_deletion_covers_requests_that_began_before_it_and_only_those_of_its_key():
     recent = snapshots.RecentDecisions(stores_texts=True)
-    recent.append({"id": "ended"}, "Who is Jane?", "alice")
+    keys = [question_key("Who is Jane?")]
+    recent.append({"id": "ended"}, "Who is Jane?", "alice", keys)
     deletion = Deletion(time.time(), "", question_key("who is JANE"), "alice")
-    recent.append({"id": "running"}, "And now?", "alice", ["Who is Jane?"], seconds=5.0)
-    recent.append({"id": "other key"}, "Who is Jane?", "bob", seconds=5.0)
-    recent.append({"id": "other question"}, "Who is Emma?", "alice", seconds=5.0)
-    recent.append({"id": "later"}, "Who is Jane?", "alice")
+    recent.append({"id": "running"}, "And now?", "alice", [question_key("And now?"), *keys], seconds=5.0)
+    recent.append({"id": "other key"}, "Who is Jane?", "bob", keys, seconds=5.0)
+    recent.append({"id": "other question"}, "Who is Emma?", "alice", [question_key("Who is Emma?")], seconds=5.0)
+    recent.append({"id": "later"}, "Who is Jane?", "alice", keys)
     asyncio.run(recent.apply_deletions([deletion]))
     assert {row["id"] for row in recent.list_newest(9)} == {"other key", "other question", "later"}
 
 
-def test_forgetting_twice_reads_the_stored_questions_once(monkeypatch):
+def test_many_deletions_are_applied_without_comparing_each_with_each_decision():
+    recent = snapshots.RecentDecisions(stores_texts=True)
+    for number in range(snapshots.MAX_RECENT_DECISIONS):
+        recent.append({"id": f"kg-{number}"}, "?", "alice", [f"key {number}"])
+    deletions = [Deletion(time.time(), "", f"key {number}", "alice") for number in range(100_000, 0, -1)]
+    start = time.process_time()
+    asyncio.run(recent.apply_deletions(deletions))
+    assert time.process_time() - start < 3  # 50 million comparisons take longer
+    assert [row["id"] for row in recent.list_newest(9)] == ["kg-0"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "at", "is_covered"),
+    [("alice", 2.0, True), ("alice", 3.0, False), ("bob", 2.0, False), ("bob", 1.0, True)],
+)
+def test_a_deletion_covers_earlier_requests_of_its_key_and_one_of_an_admin_those_of_all_keys(owner, at, is_covered):
+    index = DeletionIndex(
+        [Deletion(1.0, "", "key", None), Deletion(1.5, "", "key", "alice"), Deletion(2.0, "", "key", "alice")]
+    )
+    assert index.covers("kg-1", ["other", "key"], owner, at) is is_covered
+
+
+def test_forgetting_hashes_only_the_question_to_forget(monkeypatch):
     computed = []
     monkeypatch.setattr(snapshots, "question_key", lambda text: computed.append(text) or text.lower())
     recent = snapshots.RecentDecisions(stores_texts=True)
     for number in range(5):
-        recent.append({"id": str(number)}, f"Question {number}", "alice", ["Earlier"] if number == 3 else [])
-    assert asyncio.run(recent.find_ids("QUESTION 2", "alice")) == ["2"]
-    assert asyncio.run(recent.find_ids("earlier", None)) == ["3"]
-    assert asyncio.run(recent.find_ids("earlier", "bob")) == []
-    assert len(computed) == 6 + 3  # the five questions with the earlier one, and what each call looks for
+        keys = [f"question {number}", *(["earlier"] if number == 3 else [])]
+        recent.append({"id": str(number)}, f"Question {number}", "alice", keys)
+    assert recent.find_ids("QUESTION 2", "alice") == ["2"]
+    assert recent.find_ids("earlier", None) == ["3"]
+    assert recent.find_ids("earlier", "bob") == []
+    assert computed == ["QUESTION 2", "earlier", "earlier"]
     recent.delete(["3"])
-    assert asyncio.run(recent.find_ids("earlier", None)) == []
+    assert recent.find_ids("earlier", None) == []

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from knowgate.data.history import open_history
-from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, RetrievalOutcome
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, RetrievalOutcome, question_key
 from knowgate.gates.skr import SkrGate
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.auth.api_keys import add_key
@@ -25,7 +25,7 @@ from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history
 from tests.support.hash_embedder import HashEmbedder
-from tests.support.processes import until
+from tests.support.processes import PATIENCE, until
 
 
 @pytest.fixture
@@ -147,6 +147,31 @@ def test_deleting_rated_decisions_does_not_raise_the_limit_on_feedback(tenants, 
     assert rate(ids[2]) == 200
 
 
+def test_a_long_deletion_of_one_key_does_not_delay_those_of_others(tenants, monkeypatch):
+    address, keys = tenants
+    is_deleting, may_end = threading.Event(), threading.Event()
+    delete = DecisionLog.delete
+
+    async def delete_slowly_for_alice(log, **target):
+        if target["owner"] == "alice":
+            is_deleting.set()
+            await asyncio.to_thread(may_end.wait, PATIENCE)
+        return await delete(log, **target)
+
+    def forget(name):
+        return httpx.post(f"{address}/v1/forget", json={"question": KNOWN}, headers=keys[name], timeout=10).status_code
+
+    monkeypatch.setattr(DecisionLog, "delete", delete_slowly_for_alice)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(forget, "alice")
+        assert is_deleting.wait(PATIENCE)
+        try:
+            assert forget("carol") == 200
+        finally:
+            may_end.set()
+        assert slow.result(PATIENCE) == 200
+
+
 def test_forgetting_uses_an_index(tmp_path):
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
     query = f"EXPLAIN QUERY PLAN {SELECT_DECISIONS}"
@@ -261,7 +286,9 @@ def test_a_question_that_contains_a_forgotten_one_is_kept_if_it_is_no_follow_up(
 def test_a_follow_up_that_is_forgotten_while_it_waits_to_be_written_is_not_stored(tmp_path):
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
     asyncio.run(log.delete(question=FIRST))
-    log.append({"id": "kg-1"}, f"{FIRST} {FOLLOW_UP}", seconds=1, source_questions=(FOLLOW_UP, FIRST)).result(30)
+    question = f"{FIRST} {FOLLOW_UP}"
+    keys = [question_key(text) for text in (question, FOLLOW_UP, FIRST)]
+    log.append({"id": "kg-1"}, question, seconds=1, question_keys=keys).result(30)
     assert asyncio.run(log.find_missing(["kg-1"])) == ["kg-1"]
     log.close()
 

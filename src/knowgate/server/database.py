@@ -361,6 +361,8 @@ DELETE_TEXTS = (
 WITHOUT_DECISION = "decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE id = decision)"
 WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
 DAY_SECONDS = 86_400.0
+DELETION_BATCH = 1_000  # decisions deleted at once; others can be written before the next ones are deleted
+TABLES_WITH_TEXTS = ("decisions", "feedback", "corrections", "audits")
 DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
 
 
@@ -397,8 +399,8 @@ def _contains_question(text: str, question: str) -> bool:
     return bool(question_words) and f" {question_words} " in f" {words} "
 
 
-def delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
-    """Delete the decisions with this id or question, and return their ids. Owner None means all API keys.
+def record_deletion(store: Store, id: str, question: str, owner: str | None) -> list[str]:
+    """Return the ids of the decisions to delete, which have this id or question. Owner None means all API keys.
 
     The deletion is recorded for DELETION_SECONDS, because processes may still have to write such decisions.
     """
@@ -408,13 +410,11 @@ def delete_decisions(store: Store, id: str, question: str, owner: str | None) ->
         transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
     rows = find_ids_and_owners(store, id, question)
-    ids = [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
-    delete_rows(store, ids)
-    return ids
+    return [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
 
 
 def delete_rows(store: Store, ids: Sequence[str]) -> None:
-    """Delete decisions with their feedback, corrections and stored answers.
+    """Delete decisions with their feedback, corrections and stored answers, in one transaction. Then call `vacuum`.
 
     The results of audits remain, without the compared answers. Feedback remains as a count, see DELETE_TEXTS.
     """
@@ -425,8 +425,6 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
         for statement in DELETE_TEXTS:
             transaction.executemany(f"{statement} decision = ?", values)
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
-    if ids:
-        store.vacuum(["decisions", "feedback", "corrections", "audits"])
 
 
 def delete_orphaned_feedback(store: Store) -> None:

@@ -81,7 +81,7 @@ class Service:
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self.upload_budget = UploadBudget(options.largest_body)
         self._parser_thread = FairExecutor(1)  # only one, because threads that parse slow down the event loop
-        self._deletion_lock = load_limits.FairLock()
+        self._deletion_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name of the API key
         self._readiness = SharedCall[schemas.ReadyResponse]()
         self._model_lists: defaultdict[tuple[str, ...], SharedCall[bytes]] = defaultdict(SharedCall)  # by account
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
@@ -174,7 +174,7 @@ class Service:
         """
         seconds = time.perf_counter() - trace.start
         if trace.decision is not None:
-            response = await self._record_decision(route, response, trace, seconds)
+            response = await self._record_decision(route, response, trace)
         if trace.way == "in-process" and isinstance(response, EventStreamResponse):
             trace.on_end.append(partial(self._record_stream_end, route, trace, seconds))
         else:
@@ -187,8 +187,8 @@ class Service:
         if trace.decision is not None:
             record = trace.to_record(trace.model_name, 200)
             if self.decision_log is not None:
-                self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
-            self.recent.append(record, trace.question, trace.owner, trace.source_questions, seconds)
+                self.decision_log.append(record, trace.question, trace.owner, seconds, trace.question_keys)
+            self.recent.append(record, trace.question, trace.owner, trace.question_keys, seconds)
         self._count_request(route, 200, start_seconds, seconds, trace)
 
     def _count_request(self, route: str, status: int, start: float, seconds: float, trace: RequestTrace) -> None:
@@ -199,20 +199,24 @@ class Service:
             self.snapshot.add_request(status, seconds, trace)
             self.snapshot_exchange.schedule_write()
 
-    async def _record_decision(self, route: str, response: Response, trace: RequestTrace, seconds: float) -> Response:
+    async def _record_decision(self, route: str, response: Response, trace: RequestTrace) -> Response:
         """Store a decision in the decision log, then in memory, and learn from its response. Return what to send."""
         record = trace.to_record(self.gate_service.rag.model.name, response.status_code)
         if route not in ANSWER_ROUTES:  # the application searches and answers itself
             record["only_decided"] = True
+        # In this fair thread, the long questions of one key delay only its own decisions.
+        if self.recent.stores_texts:
+            await trace.hash_questions(self._parser_thread)
         if self.decision_log is not None:
-            texts = (trace.question, trace.owner, seconds, trace.source_questions)
+            seconds = time.perf_counter() - trace.start
+            texts = (trace.question, trace.owner, seconds, trace.question_keys)
             commit = self.decision_log.append(record, *texts)
             if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
                 if not commit.done() or is_locked(commit.exception()):  # the decision may still be written later
                     self.decision_log.append({**record, "status": 503}, *texts)
                 return await _reject_unstored(response, trace)
         age = time.perf_counter() - trace.start
-        self.recent.append(record, trace.question, trace.owner, trace.source_questions, age)
+        self.recent.append(record, trace.question, trace.owner, trace.question_keys, age)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         return response
@@ -359,20 +363,20 @@ class Service:
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}. Other decisions on the same question stay."""
         decision = await self._find_decision(request.path_params["id"], trace)
-        async with self._deletion_lock:  # a deletion takes a while, so keys take turns
+        async with self._deletion_locks[trace.owner]:
             ids = await self._require_decision_log().delete(id=decision["id"], owner=trace.owner_filter)
         return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/forget: delete everything about a question. Only admins delete entries of other API keys."""
         question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request)).question
-        async with self._deletion_lock:  # deletions read many rows, so keys take turns
+        async with self._deletion_locks[trace.owner]:  # one deletion of each key, because it reads many rows
             return json_api.json_response(await self._delete_question(question, trace))
 
     async def _delete_question(self, question: str, trace: RequestTrace) -> schemas.DeletionResponse:
         """Delete everything about a question, as far as the API key of the request may delete it."""
         owner = trace.owner_filter
-        ids = await self.recent.find_ids(question, owner)
+        ids = self.recent.find_ids(question, owner)
         self.recent.delete(ids)
         await self.snapshot_exchange.share_deletion(question, owner)
         may_remain = False

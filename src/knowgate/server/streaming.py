@@ -14,12 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from knowgate.core.validation import MAX_DEPTH, check_json_depth
+from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
 from knowgate.server.json_api import (
     LARGE_BODY_BYTES,
     ApiError,
-    count_json_values,
     dump_json,
     load_json,
     replace_non_finite,

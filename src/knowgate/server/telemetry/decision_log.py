@@ -7,10 +7,10 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from knowgate.core.postgres.address import is_postgres_address
@@ -20,19 +20,21 @@ from knowgate.errors import BadSetting, KnowgateError
 from knowgate.server.database import (
     DAY_SECONDS,
     DECISION_MIGRATIONS,
+    DELETION_BATCH,
     DELETION_SECONDS,
     SELECT_UNFINDABLE,
     STORE_ERRORS,
+    TABLES_WITH_TEXTS,
     WRITE_LOCK,
     Store,
     Transaction,
-    delete_decisions,
     delete_orphaned_feedback,
     delete_rows,
     find_ids_and_owners,
     is_locked,
     mark_unknown_sources,
     open_store,
+    record_deletion,
 )
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import LimitedLog
@@ -44,10 +46,11 @@ UPSERT_DECISION = (
     "INSERT INTO decisions (id, at, question, record, owner, question_key) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (id) DO UPDATE SET at = excluded.at, question = excluded.question, record = excluded.record"
 )
+DELETE_SOURCE_QUESTIONS = "DELETE FROM source_questions WHERE decision = ?"
 INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
 INSERT_CORRECTION = "INSERT INTO corrections (decision, at, answer) VALUES (?, ?, ?)"
-SELECT_DELETIONS = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ?"
+SELECT_DELETIONS = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ? ORDER BY at"
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
@@ -59,13 +62,10 @@ MAX_FEEDBACK_PER_DAY = 1000  # per API key
 class DecisionRow:
     """Row of the table of decisions.
 
-    The keys (hashes of texts) are computed on first use, in the thread of the log, because long texts take a while.
-
     Attributes:
         at: Start of the request, in seconds since 1970.
         question: The question, if its text is stored.
-        key_text: The question, if its key is stored.
-        source_texts: The chat messages from which the question was made, if their keys are stored.
+        question_keys: Hashes of the question and of the chat messages from which it was made, if hashes are stored.
     """
 
     id: str
@@ -73,16 +73,7 @@ class DecisionRow:
     question: str | None
     record: str
     owner: str
-    key_text: str | None
-    source_texts: tuple[str, ...] = ()
-
-    @cached_property
-    def question_key(self) -> str | None:
-        return None if self.key_text is None else question_key(self.key_text)
-
-    @cached_property
-    def source_keys(self) -> tuple[str, ...]:
-        return tuple(map(question_key, self.source_texts))
+    question_keys: tuple[str, ...] = ()
 
 
 class Deletion(NamedTuple):
@@ -94,6 +85,19 @@ class Deletion(NamedTuple):
     owner: str | None
 
 
+class DeletionIndex:
+    """Index of deletions, given oldest first, to look up whether any of them applies to a decision."""
+
+    def __init__(self, deletions: Iterable[Deletion]):
+        # The latest time at which each owner deleted an id or the hash of a question.
+        self._times = {(name, owner): at for at, id, key, owner in deletions for name in (id, key)}
+
+    def covers(self, id: str, question_keys: Iterable[str], owner: str, at: float) -> bool:
+        """Return whether a decision was deleted after `at`, the start of its request."""
+        targets = [(name, deleter) for name in (id, *question_keys) for deleter in (owner, None)]
+        return any(at <= self._times[target] for target in targets if target in self._times)
+
+
 class DecisionLog:
     """Store of decisions and feedback in a file or database.
 
@@ -103,8 +107,7 @@ class DecisionLog:
         location: Path of an SQLite file, or address of a PostgreSQL database (postgresql://...).
         stores_questions: Whether to store the text of questions.
         stores_keys: Whether to store a hash of questions, by which decisions are found, even if the text is not stored.
-        retain_days: Age in days after which decisions are deleted, with everything that refers to them. None keeps
-            them.
+        retain_days: Age in days after which decisions and all that refers to them are deleted. None keeps them.
         on_loss: Called with a reason and a number of decisions if decisions could not be stored.
         is_shared: Whether other processes write to the same log. A decision that is not found is then searched again,
             because another process may be about to write it.
@@ -151,7 +154,7 @@ class DecisionLog:
         question: str | None,
         owner: str = "",
         seconds: float = 0.0,
-        source_questions: Sequence[str] = (),
+        question_keys: Sequence[str] = (),
     ) -> Future[None]:
         """Queue a decision for writing, and return at once. A full queue loses the decision.
 
@@ -161,8 +164,8 @@ class DecisionLog:
             owner: Name of the API key of the request.
             seconds: Age of the request. The decision is dropped if a client has deleted the decisions on its question
                 since the request began.
-            source_questions: The messages from which the question of a follow-up was made. A client can delete the
-                decision by giving any of them.
+            question_keys: Hashes of the question and of the messages from which it was made, if it is a follow-up. A
+                client can delete the decision by giving any of these texts. Default: the hash of the question.
 
         Returns:
             A future that completes when the decision is stored. It raises an error if the decision is lost, or if an
@@ -170,9 +173,10 @@ class DecisionLog:
             that are written together share one future, so do not cancel it.
         """
         text = question if self.stores_questions else None
-        key_text, source_texts = (question, tuple(source_questions)) if self.stores_keys else (None, ())
-        row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key_text, source_texts)
-        return self._enqueue(row)
+        keys: tuple[str, ...] = ()
+        if self.stores_keys and question is not None:
+            keys = tuple(question_keys) or (question_key(question),)
+        return self._enqueue(DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, keys))
 
     def _enqueue(self, row: DecisionRow) -> Future[None]:
         """Queue a row for writing, and return the future of its commit. A full queue loses the row."""
@@ -198,11 +202,9 @@ class DecisionLog:
             self._n_writing = len(rows)
         if not commit.set_running_or_notify_cancel():
             commit = Future()  # the shared future was cancelled, so set the result of another one, which nobody reads
-        for row in rows:  # computed now, because the transaction locks the log for other processes
-            _ = row.question_key, row.source_keys
         try:
             with self._store.transaction(WRITE_LOCK) as transaction:
-                _insert_rows(transaction, _drop_deleted(transaction, rows))
+                _insert_rows(transaction, rows)
         except STORE_ERRORS as error:
             self._handle_failure(rows, error)
             commit.set_exception(error)
@@ -236,26 +238,26 @@ class DecisionLog:
         """Delete what is older than `retain_days`, in the background. Call it once an hour."""
         self._thread.submit(self._delete_expired)
 
-    def _delete_expired(self) -> None:
-        """Delete decisions that are older than `retain_days`, and feedback without a decision."""
+    def _delete_expired(self, earlier_count: int = 0) -> None:
+        """Delete a batch of old decisions and queue the next one. After the last one, delete feedback without a decision."""
         try:
             if self._retain_days is not None:
                 oldest = time.time() - self._retain_days * DAY_SECONDS
-                rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ?", (oldest,))
+                rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ? LIMIT ?", (oldest, DELETION_BATCH))
                 delete_rows(self._store, [row[0] for row in rows])
-                if rows:
-                    log.info("%d decisions older than %g days were deleted.", len(rows), self._retain_days)
+                count = earlier_count + len(rows)
+                if len(rows) == DELETION_BATCH:
+                    self._thread.submit(self._delete_expired, count)
+                    return
+                if count:
+                    self._store.vacuum(TABLES_WITH_TEXTS)
+                    log.info("%d decisions older than %g days were deleted.", count, self._retain_days)
             delete_orphaned_feedback(self._store)
         except STORE_ERRORS as error:
             log.warning("Old decisions could not be deleted: %s", error)
 
     async def find(self, id: str, owner: str | None = None) -> dict[str, Any] | None:
-        """Return a decision with its feedback, or None if there is no such decision.
-
-        Args:
-            id: Id of the decision.
-            owner: If given, only a decision of this owner is returned.
-        """
+        """Return a decision with its feedback, or None. With `owner`, only decisions of this API key count."""
         return await self._retry(lambda store: _find_decision(store, id, owner))
 
     async def _retry(self, work: Callable[[Store], Result]) -> Result:
@@ -279,19 +281,25 @@ class DecisionLog:
         return sorted(set(ids) - {row[0] for row in rows})
 
     async def delete(self, *, id: str = "", question: str = "", owner: str | None = None) -> list[str]:
-        """Delete the decisions with this id or question. A follow-up is also found by its earlier chat messages.
+        """Delete the decisions with this id or question, and return their ids.
 
         Args:
             id: Id of a decision; empty for none.
-            question: A question; empty for none. It finds only decisions that were stored with a question or its hash.
+            question: A question; empty for none. Only decisions on it, or on a follow-up, that store its hash are found.
             owner: If given, only decisions of this owner are deleted.
-
-        Returns:
-            Ids of the deleted decisions.
         """
         # Another process may be about to write the decision, so wait until it is found. Then search again and delete.
         await self._retry(lambda store: find_ids_and_owners(store, id, question))
-        return await self.run(lambda store: delete_decisions(store, id, question, owner))
+        return await asyncio.shield(self._delete(id, question, owner))  # a deadline of the request does not stop it
+
+    async def _delete(self, id: str, question: str, owner: str | None) -> list[str]:
+        """Delete decisions in batches, between which other decisions are written. Return the ids."""
+        ids = await self.run(lambda store: record_deletion(store, id, question, owner))
+        for start in range(0, len(ids), DELETION_BATCH):
+            await self.run(partial(delete_rows, ids=ids[start : start + DELETION_BATCH]))
+        if ids:
+            await self.run(lambda store: store.vacuum(TABLES_WITH_TEXTS))
+        return ids
 
     async def list_deletions(self) -> list[Deletion]:
         """Return the latest deletions by clients of all server processes."""
@@ -429,22 +437,16 @@ def _store_feedback(
 
 
 def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
-    """Insert new decisions, and the hashes of the chat messages from which their questions were made."""
-    decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
+    """Insert new decisions with the hashes of their questions, except those that a client has deleted meanwhile."""
+    oldest = min((row.at for row in rows), default=time.time())
+    index = DeletionIndex(transaction.execute(SELECT_DELETIONS, (oldest,)).fetchall())
+    decisions, source_questions = [], []
+    for row in rows:
+        if not index.covers(row.id, row.question_keys, row.owner, row.at):
+            key, *source_keys = row.question_keys or (None,)
+            decisions.append((row.id, row.at, row.question, row.record, row.owner, key))
+            source_questions += [(row.id, source_key) for source_key in source_keys]
     transaction.executemany(UPSERT_DECISION, decisions)
-    source_questions = sorted({(row.id, key) for row in rows for key in row.source_keys})  # a row may be an update
-    transaction.executemany("DELETE FROM source_questions WHERE decision = ?", [(id,) for id, _ in source_questions])
-    transaction.executemany(INSERT_SOURCE_QUESTION, source_questions)
-
-
-def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
-    """Return the new decisions without those that a client deleted before they were written."""
-    oldest = min((row.at for row in rows), default=0.0)
-    deletions = transaction.execute(SELECT_DELETIONS, (oldest,)).fetchall() if rows else []
-    return [row for row in rows if not any(_is_deleted(row, *deletion) for deletion in deletions)]
-
-
-def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
-    """Return whether a client has deleted a new decision by its id or question. Owner None means all API keys."""
-    is_meant = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
-    return is_meant and row.at <= deleted_at and owner in (None, row.owner)
+    # A row may be an update of an earlier one.
+    transaction.executemany(DELETE_SOURCE_QUESTIONS, [(id,) for id in sorted({id for id, _ in source_questions})])
+    transaction.executemany(INSERT_SOURCE_QUESTION, sorted(set(source_questions)))

@@ -27,7 +27,7 @@ from knowgate.evaluation.replay import PolicyCost
 from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT, split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, DeletionIndex
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Decision, DecisionNote
 
@@ -378,20 +378,30 @@ class RecentDecisions:
     def __init__(self, *, stores_texts: bool):
         self.stores_texts = stores_texts
         self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._keys: dict[str, frozenset[str]] = {}  # id -> keys of its question and source questions, once computed
+        self._keys: dict[str, frozenset[str]] = {}  # id -> hashes of its question and source questions
+        self._owners: dict[str, str] = {}
 
     def append(
         self,
         record: Mapping[str, Any],
         question: str | None,
         owner: str = "",
-        source_questions: Sequence[str] = (),
+        question_keys: Iterable[str] = (),
         seconds: float = 0.0,
     ) -> None:
-        """Add or update a decision. Drop the oldest of too many. `owner` is the API key, `seconds` the request's age."""
-        texts = {"question": question, "source_questions": source_questions, "owner": owner}
+        """Add or update a decision. Drop the oldest one of too many.
+
+        Args:
+            record: The decision, as a JSON object.
+            question: The question, if there is one.
+            owner: Name of the API key of the request.
+            question_keys: Hashes of the question and of the messages from which it was made.
+            seconds: Age of the request.
+        """
+        texts = {"question": question, "owner": owner}
         row = {**record, "at": time.time() - seconds, **(texts if self.stores_texts else {})}
         self._rows.setdefault(record["id"], {}).update(row)
+        self._keys[record["id"]], self._owners[record["id"]] = frozenset(question_keys), owner
         if len(self._rows) > MAX_RECENT_DECISIONS:
             self.delete([next(iter(self._rows))])
 
@@ -413,41 +423,21 @@ class RecentDecisions:
     def find(self, id: str) -> dict[str, Any] | None:
         return self._rows.get(id)
 
-    async def find_ids(self, question: str, owner: str | None) -> list[str]:
+    def find_ids(self, question: str, owner: str | None) -> list[str]:
         """Return the ids of all decisions on a question. Owner None means all API keys."""
-        rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
         key = question_key(question)
-        # In a thread, because computing the keys of many long questions takes a while.
-        return await asyncio.to_thread(lambda: [row["id"] for row in rows if key in self._get_keys(row)])
-
-    def _get_keys(self, row: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys of the question and the source questions of a decision."""
-        id = row["id"]
-        if id not in self._keys:
-            self._keys[id] = frozenset(map(question_key, (row["question"], *row["source_questions"])))
-        return self._keys.get(id, frozenset())  # empty if the decision was deleted meanwhile
+        return [id for id, keys in self._keys.items() if key in keys and owner in (None, self._owners[id])]
 
     async def apply_deletions(self, deletions: Sequence[Deletion]) -> None:
         """Delete what clients have deleted, also through other processes or while the request still ran."""
-        rows = list(self._rows.values())
-
-        def find_deleted() -> list[str]:
-            return [row["id"] for row in rows if any(self._is_deleted(row, deletion) for deletion in deletions)]
-
         if deletions:
-            self.delete(await asyncio.to_thread(find_deleted))  # in a thread, for the same reason as in `find_ids`
-
-    def _is_deleted(self, row: Mapping[str, Any], deletion: Deletion) -> bool:
-        """Return whether a deletion applies to a decision. Later requests with the same question stay."""
-        if row["at"] > deletion.at:
-            return False
-        is_question = bool(row.get("question")) and deletion.question_key in self._get_keys(row)
-        return row["id"] == deletion.decision or (is_question and deletion.owner in (None, row["owner"]))
+            index = await asyncio.to_thread(DeletionIndex, deletions)  # there can be many
+            rows = list(self._rows.items())
+            self.delete(id for id, row in rows if index.covers(id, self._keys[id], self._owners[id], row["at"]))
 
     def delete(self, ids: Iterable[str]) -> None:
-        for id in ids:
-            self._rows.pop(id, None)
-            self._keys.pop(id, None)
+        for id in self._rows.keys() & ids:
+            del self._rows[id], self._keys[id], self._owners[id]
 
     def list_newest(self, count: int) -> list[dict[str, Any]]:
         """Return up to `count` decisions, newest first."""

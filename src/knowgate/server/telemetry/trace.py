@@ -7,6 +7,7 @@ import secrets
 import string
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,10 +16,12 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 
 from knowgate.core.text import estimate_tokens
+from knowgate.data.history.entries import get_max_normalized_length, question_key
 from knowgate.models.backend import allow_interruption
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.server.database import WRITE_LOCK, Store
+from knowgate.server.load_limits import run_in_thread
 from knowgate.types import (
     Answer,
     ArbiterChoice,
@@ -76,6 +79,7 @@ SELECT_NEIGHBOR_TEXTS = (
     "SELECT id, record FROM decisions WHERE id > ? "
     'AND record LIKE \'%"neighbours": [{"question":%\' ORDER BY id LIMIT 1000'
 )
+MAX_INLINE_CHARS = 2_000  # longer texts are hashed in a thread
 UNQUOTED_CHARS = string.punctuation.replace("%", "") + " "  # besides letters and digits
 
 
@@ -114,6 +118,7 @@ class RequestTrace:
         question: The question that was decided on. It is never part of the JSON.
         source_questions: Messages of the user from which the question was made, if it is a follow-up: the last one and
             earlier ones, which the question may repeat.
+        question_keys: Hashes of the question and of `source_questions`, if they are stored.
         arm: Arm (gate) of the A/B test for which the request counts: "a" or "b". "" if it counts for none.
         has_own_options: Whether the request sets options of its own, so that it says nothing about the server's gate.
         mode: Why the server retrieves regardless of the gate: "shadow", "canary", "alarm", or "" if it does not.
@@ -144,6 +149,7 @@ class RequestTrace:
     ungated_reason: str = ""
     question: str | None = None
     source_questions: tuple[str, ...] = ()
+    question_keys: tuple[str, ...] = ()
     arm: str = ""
     has_own_options: bool = False
     mode: str = ""
@@ -173,6 +179,14 @@ class RequestTrace:
         if "asked" in question.meta:
             self.source_questions = (question.meta["asked"], *question.meta["earlier"])
             self.shares_labels = False
+
+    async def hash_questions(self, threads: Executor) -> None:
+        """Hash the question and the messages from which it was made. Long texts are hashed in a thread."""
+        texts = () if self.question is None else (self.question, *self.source_questions)
+        if sum(map(get_max_normalized_length, texts)) <= MAX_INLINE_CHARS:
+            self.question_keys = tuple(map(question_key, texts))
+        else:
+            self.question_keys = await run_in_thread(threads, lambda: tuple(map(question_key, texts)))
 
     def note_nothing_found(self) -> None:
         """Add a note to the decision: the search worked but found nothing."""

@@ -23,6 +23,7 @@ from aiohttp.client_exceptions import ClientError
 from knowgate.core import http_client
 from knowgate.core.http_client import RetryPolicy
 from knowgate.core.text import estimate_tokens
+from knowgate.core.validation import count_json_values
 from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
 from knowgate.models.backend import UNNAMED_FINGERPRINT, Backend
 from knowgate.models.openai.client import ApiClient
@@ -30,7 +31,7 @@ from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values, dump_json, replace_non_finite
+from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, replace_non_finite
 from knowgate.server.streaming import (
     MAX_EVENT_VALUES,
     InvalidResponse,
