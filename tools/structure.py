@@ -48,7 +48,7 @@ LEVEL = {part: len(LAYERS) - number for number, part in enumerate(LAYERS)}
 DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 
 # Limits that the tests enforce.
-MOST_MODULES = 364
+MOST_MODULES = 367
 MOST_CODE_LINES = 46_703
 MOST_EXPORTS = 200
 LONGEST_FUNCTION = 60

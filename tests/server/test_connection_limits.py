@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from knowgate.server import connection_limits
 from knowgate.server.app import EndpointApp
+from knowgate.server.client_connection import ABORT_EXTENSION
 from knowgate.server.connection_limits import REQUESTS_PER_TURN, AddressConnections
 from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_limit
 from knowgate.server.options import ServeOptions
-from knowgate.server.streaming import ABORT_EXTENSION
 from knowgate.server.upstream.forwarding import UpstreamForwarder
 from tests.support.processes import until
 

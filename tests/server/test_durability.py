@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
-from knowgate.server.database import DAY_SECONDS, DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry import decision_log, trace
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow, _store_feedback
+from knowgate.server.telemetry.deletions import DAY_SECONDS, DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
@@ -71,7 +71,7 @@ def test_a_durable_server_does_not_acknowledge_what_it_cannot_store(serve, tmp_p
     address, app = serve(gate="never", options=options, change=fill_disk)
     reply = ask(address, stream=stream)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "log_down")
-    assert app.state.service.active_requests.count == 0
+    wait_until(lambda: app.state.service.active_requests.count == 0)  # when the response is sent
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -109,7 +109,7 @@ def test_the_deadline_covers_the_wait_for_a_durable_decision(serve, tmp_path):
 
 
 def test_a_durable_response_waits_only_for_a_limited_time(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr("knowgate.server.service.MAX_COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr("knowgate.server.telemetry.decision_log.MAX_COMMIT_SECONDS", 0.1)
     address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "durable": True})
     ends = threading.Event()
     app.state.service.decision_log._thread.submit(ends.wait, PATIENCE)
@@ -131,7 +131,7 @@ def test_a_canceled_wait_does_not_stop_the_writer(tmp_path):
 
 
 def test_long_questions_do_not_delay_the_decisions_of_others(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr("knowgate.server.service.MAX_COMMIT_SECONDS", 5.0)
+    monkeypatch.setattr("knowgate.server.telemetry.decision_log.MAX_COMMIT_SECONDS", 5.0)
     is_hashing, may_end = threading.Event(), threading.Event()
 
     def hash_slowly(text):

@@ -9,7 +9,8 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from knowgate.data.history.entries import question_key
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry import snapshot as snapshots
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, DeletionIndex
+from knowgate.server.telemetry.decision_log import DecisionLog
+from knowgate.server.telemetry.deletions import Deletion, DeletionIndex
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace

@@ -11,6 +11,7 @@ import pytest
 
 from knowgate.core.validation import parse_json
 from knowgate.server import streaming
+from knowgate.server.client_connection import ABORT_EXTENSION, EventStreamResponse
 from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, load_json
 from knowgate.server.streaming import SLICE_LINES, InvalidResponse, WorkSlice, chain_lines, split_lines
 from tests.server.test_chat import ask
@@ -192,7 +193,7 @@ def test_other_clients_are_answered_during_a_fast_stream(serve_hostile, gate, sh
 
 
 def test_a_stream_to_a_client_that_does_not_read_ends_soon_after_its_deadline(monkeypatch):
-    monkeypatch.setattr(streaming, "LAST_EVENTS_SECONDS", 0.01)
+    monkeypatch.setattr("knowgate.server.client_connection.LAST_EVENTS_SECONDS", 0.01)
     calls = []
 
     async def never_end():
@@ -204,9 +205,9 @@ def test_a_stream_to_a_client_that_does_not_read_ends_soon_after_its_deadline(mo
             await asyncio.Event().wait()  # as uvicorn does while the client does not read
 
     async def run():
-        response = streaming.EventStreamResponse(never_end(), {}, asyncio.get_running_loop().time())
+        response = EventStreamResponse(never_end(), {}, asyncio.get_running_loop().time())
         response.on_close = lambda: calls.append("closed")
-        scope = {"extensions": {streaming.ABORT_EXTENSION: {"abort": lambda: calls.append("aborted")}}}
+        scope = {"extensions": {ABORT_EXTENSION: {"abort": lambda: calls.append("aborted")}}}
         await asyncio.wait_for(response(scope, asyncio.Event().wait, send), PATIENCE)
 
     asyncio.run(run())

@@ -17,10 +17,11 @@ from knowgate.gates.skr import SkrGate
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.database import DECISION_TABLES, SELECT_DECISIONS, _to_sqlite
+from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry import decision_log
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
+from knowgate.server.telemetry.deletions import SELECT_DECISIONS
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history

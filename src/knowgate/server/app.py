@@ -31,13 +31,13 @@ from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
+from knowgate.server.client_connection import DisconnectError
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS, Endpoint
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import identify_client
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
-from knowgate.server.streaming import DisconnectError
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts, is_reachable

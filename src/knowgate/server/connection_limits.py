@@ -16,8 +16,8 @@ import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from knowgate.server.client_connection import ABORT_EXTENSION, HeaderBuffer
 from knowgate.server.load_limits import LimitedLog
-from knowgate.server.streaming import ABORT_EXTENSION
 
 log = logging.getLogger(__name__)
 
@@ -80,47 +80,6 @@ class AddressConnections:
             self.waiting.pop(oldest)
             self.open.discard(oldest)  # not later by `connection_lost`, so that a new connection gets its place now
             oldest.transport.abort()
-
-
-class HeaderBuffer:
-    """Transport of a response that sends its headers together with the beginning of its body.
-
-    Two small packets instead of one would cost the server and the client a tenth of their time.
-
-    Attributes:
-        holds: Whether the bytes that are written next are held back until further ones are written.
-    """
-
-    def __init__(self, transport: asyncio.Transport):
-        self.holds = False
-        self._transport = transport
-        self._held = b""
-
-    def write(self, data: bytes) -> None:
-        """Send bytes after those that were held back, or hold them back. Do nothing if the connection is closed."""
-        if self._transport.is_closing():
-            return
-        if self.holds:
-            self._held = data
-            return
-        if self._held:
-            self._transport.writelines([self._held, data])
-            self._held = b""
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        """Send bytes that were held back."""
-        if self._held:
-            self.write(b"")
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """Close the connection after everything is sent."""
-        self.flush()
-        self._transport.close()
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

@@ -7,7 +7,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,25 +24,25 @@ from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
-from knowgate.server.database import STORE_ERRORS, is_locked
+from knowgate.server.client_connection import EventStreamResponse, run_while_connected
+from knowgate.server.database import is_locked
 from knowgate.server.learning.answers import delete_from_history
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.load_limits import UPLOAD_FACTOR, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
-from knowgate.server.streaming import EventStreamResponse, run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.metrics import ServerMetrics, SharedCall
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, SnapshotExchange, read_worker_problem
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.client import MAX_ACCOUNTS
-from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.forwarded_request import ForwardedRequest
+from knowgate.server.upstream.forwarding import UpstreamForwarder
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
 # Limits of the time that a response waits for its decision to be stored. The lower one is for a response that is ready
 # at the last moment.
-MIN_COMMIT_SECONDS, MAX_COMMIT_SECONDS = 1.0, 20.0
 # Endpoints whose requests the dashboard counts, except those without a valid API key.
 ANSWER_ROUTES = tuple(f"/v1{path}" for path in REQUEST_FORMATS)
 UNFINDABLE_NOTE = (
@@ -211,7 +210,9 @@ class Service:
             seconds = time.perf_counter() - trace.start
             texts = (trace.question, trace.owner, seconds, trace.question_keys)
             commit = self.decision_log.append(record, *texts)
-            if self.options.durable and not await self._wait_for_commit(commit, self.options.deadline - seconds):
+            if self.options.durable and not await self.decision_log.wait_for_commit(
+                commit, self.options.deadline - seconds
+            ):
                 if not commit.done() or is_locked(commit.exception()):  # the decision may still be written later
                     self.decision_log.append({**record, "status": 503}, *texts)
                 return await _reject_unstored(response, trace)
@@ -220,16 +221,6 @@ class Service:
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         return response
-
-    async def _wait_for_commit(self, commit: Future[None], seconds_left: float) -> bool:
-        """Wait until a decision is stored, and return whether this succeeded in time."""
-        timeout = min(max(MIN_COMMIT_SECONDS, seconds_left), MAX_COMMIT_SECONDS)
-        try:
-            async with asyncio.timeout(timeout):
-                await asyncio.shield(asyncio.wrap_future(commit))  # other requests may wait for the same future
-        except STORE_ERRORS:  # these include TimeoutError
-            return False
-        return True
 
     async def count_requests(self, key: ApiKey | None, count: int = 1) -> None:
         """Count requests of an API key, if it has a rate.

@@ -1,18 +1,14 @@
-"""Parses, annotates and sends server-sent events, and cancels work when the client disconnects."""
+"""Parses and annotates server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
-
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
@@ -32,8 +28,6 @@ MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
 MAX_EVENT_VALUES = 1_000_000  # maximum number of JSON values of one event
 MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
 SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
-LAST_EVENTS_SECONDS = 1.0  # time for the error at the end of a stream, if the client reads slowly
-ABORT_EXTENSION = "knowgate.abort"  # extension of the ASGI scope; its field `abort` is a function
 CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream, for its connection to be used again
 DONE_EVENT = b"data: [DONE]\n\n"
 CUT_MESSAGE = "the upstream closed the connection before the answer was complete."
@@ -46,15 +40,10 @@ RESPONSE_END = re.compile(rb'"type": ?"(?:response\.(?:completed|incomplete|fail
 # All chunks of a streamed chat completion except the last one contain a finish reason of null.
 CHOICES_MARKERS = (b'"choices":[', b'"choices": [')
 UNFINISHED_MARKERS = (b'"finish_reason":null', b'"finish_reason": null')
-EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 class InvalidResponse(Exception):
     """A response of the upstream that cannot be forwarded. The message says why."""
-
-
-class DisconnectError(Exception):
-    """The client closed its connection, so a response can no longer be sent."""
 
 
 # --- fair shares of the event loop ----------------------------------------------------------------
@@ -359,106 +348,3 @@ class StreamAnnotator:
         if adds_usage:
             self.trace.extra_usage.add_to(chunk)
         return b"data: " + dump_json(chunk, is_large=len(line) > LARGE_BODY_BYTES) + b"\n"
-
-
-# --- client connections ---------------------------------------------------------------------------
-
-
-class CancelOnDisconnect:
-    """Context manager that cancels its body when the client disconnects. It then raises DisconnectError."""
-
-    def __init__(self, receive: Receive):
-        self._receive = receive
-        self._is_disconnected = False
-
-    async def __aenter__(self) -> None:
-        """Start to watch the connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._body, self._earlier_cancellations = task, task.cancelling()
-        self._watcher = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        """Wait until the client disconnects, and then cancel the body."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._is_disconnected = True
-        self._body.cancel()
-
-    async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        """Stop watching the connection. After a disconnect, raise DisconnectError instead of CancelledError."""
-        self._watcher.cancel()
-        if self._is_disconnected:
-            remaining_cancellations = self._body.uncancel()  # without that of `_watch`
-            is_only_cancellation = remaining_cancellations <= self._earlier_cancellations
-            if is_only_cancellation and exception_type is asyncio.CancelledError:
-                raise DisconnectError
-
-
-async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`, and cancel it if the client disconnects first.
-
-    Raises:
-        DisconnectError: The client disconnected.
-    """
-    async with CancelOnDisconnect(request.receive):
-        return await work
-
-
-class EventStreamResponse(Response):
-    """Response that streams events. It ends with the last event, a disconnect or the deadline, then calls `on_close`.
-
-    Args:
-        events: Encoded server-sent events.
-        headers: Headers in addition to those of an event stream.
-        deadline: Time of the event loop's clock at which the stream ends with an error event.
-    """
-
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], deadline: float):
-        super().__init__(None, 200, {**EVENT_STREAM_HEADERS, **headers})
-        del self.headers["content-length"]
-        self.events = events
-        self.deadline = deadline
-        self.on_close: Callable[[], None] = lambda: None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response. Stop when the client disconnects or does not read the end."""
-        try:
-            with suppress(DisconnectError):
-                async with CancelOnDisconnect(receive):
-                    error = await self._send_events(send)
-                    await self._send_end(scope, send, error)
-        finally:
-            await self.events.aclose()
-            self.on_close()
-
-    async def _send_events(self, send: Send) -> ApiError | None:
-        """Send the headers and the events. Return an error after the deadline or a failure."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
-            async with asyncio.timeout_at(self.deadline):
-                async for event in self.events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-        except TimeoutError:
-            message = "the answer was not complete before the deadline of the server, so the stream ends here."
-            return ApiError(504, message, "deadline")
-        except (OSError, DisconnectError):
-            raise
-        except Exception:
-            log.exception("A stream failed")
-            return ApiError(500, "internal error, so the stream ends here. The server's log has details.", "internal")
-        return None
-
-    async def _send_end(self, scope: Scope, send: Send, error: ApiError | None) -> None:
-        """Send the end of the stream, after any error. After an error, abort the connection of a client that does not read."""
-        try:
-            # Without an error, the client may read slowly. `connection_limits` closes its connection if it does not read.
-            async with asyncio.timeout(None if error is None else LAST_EVENTS_SECONDS):
-                if error is not None:
-                    await send({"type": "http.response.body", "body": format_error_end(error), "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            if ABORT_EXTENSION in scope.get("extensions", {}):
-                scope["extensions"][ABORT_EXTENSION]["abort"]()
-                await asyncio.sleep(0)  # uvicorn notices the end of the connection in the next turn of the event loop
-            raise DisconnectError from None

@@ -26,7 +26,8 @@ from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, describe_decision
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
-from knowgate.server.upstream.forwarding import BackgroundSearch, ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.forwarded_request import BackgroundSearch, ForwardedRequest
+from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.server.upstream.response_body import MAX_INLINE_MESSAGES, run_for_size
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 

@@ -31,10 +31,11 @@ from knowgate.server.chat.request_options import (
     read_request_options,
     require_guarantee,
 )
+from knowgate.server.client_connection import EventStreamResponse
 from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
-from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_error_end, format_event
+from knowgate.server.streaming import DONE_EVENT, format_error_end, format_event
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, TokenUsage, count_usage
 from knowgate.types import Answer, Decision, DecisionNote, Model, PassagesEvent, Question, StreamEvent
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent

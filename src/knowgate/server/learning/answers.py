@@ -32,11 +32,13 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.traffic_log import TrafficLog, close_connection
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_pipeline import GuardedStageRunner, TracedQuestion
+from knowgate.server.client_connection import EventStreamResponse
 from knowgate.server.json_api import load_json
 from knowgate.server.schemas import DeletionResponse
-from knowgate.server.streaming import EventStreamResponse, parse_event_data
+from knowgate.server.streaming import parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
-from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.forwarded_request import ForwardedRequest
+from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.server.upstream.response_body import run_for_size
 from knowgate.types import Passage, Question
 

@@ -7,37 +7,42 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.server.database import (
-    DAY_SECONDS,
     DECISION_MIGRATIONS,
-    DELETION_BATCH,
-    DELETION_SECONDS,
-    SELECT_UNFINDABLE,
     STORE_ERRORS,
-    TABLES_WITH_TEXTS,
     WRITE_LOCK,
     Store,
     Transaction,
-    delete_orphaned_feedback,
-    delete_rows,
-    find_ids_and_owners,
     is_locked,
-    mark_unknown_sources,
     open_store,
-    record_deletion,
 )
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import LimitedLog
+from knowgate.server.telemetry.deletions import (
+    DAY_SECONDS,
+    DELETION_BATCH,
+    DELETION_SECONDS,
+    SELECT_DELETIONS,
+    SELECT_UNFINDABLE,
+    TABLES_WITH_TEXTS,
+    Deletion,
+    DeletionIndex,
+    delete_orphaned_feedback,
+    delete_rows,
+    find_ids_and_owners,
+    mark_unknown_sources,
+    record_deletion,
+)
 from knowgate.server.telemetry.trace import upgrade_records
 
 log = logging.getLogger(__name__)
@@ -50,10 +55,13 @@ DELETE_SOURCE_QUESTIONS = "DELETE FROM source_questions WHERE decision = ?"
 INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
 INSERT_CORRECTION = "INSERT INTO corrections (decision, at, answer) VALUES (?, ?, ?)"
-SELECT_DELETIONS = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ? ORDER BY at"
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
+MIN_COMMIT_SECONDS, MAX_COMMIT_SECONDS = (
+    1.0,
+    20.0,
+)  # limits of the time for which a response waits for its decision to be stored
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 
@@ -74,28 +82,6 @@ class DecisionRow:
     record: str
     owner: str
     question_keys: tuple[str, ...] = ()
-
-
-class Deletion(NamedTuple):
-    """Deletion of a decision, or of all decisions on a question, by a client. Owner None means all API keys."""
-
-    at: float
-    decision: str
-    question_key: str
-    owner: str | None
-
-
-class DeletionIndex:
-    """Index of deletions, given oldest first, to look up whether any of them applies to a decision."""
-
-    def __init__(self, deletions: Iterable[Deletion]):
-        # The latest time at which each owner deleted an id or the hash of a question.
-        self._times = {(name, owner): at for at, id, key, owner in deletions for name in (id, key)}
-
-    def covers(self, id: str, question_keys: Iterable[str], owner: str, at: float) -> bool:
-        """Return whether a decision was deleted after `at`, the start of its request."""
-        targets = [(name, deleter) for name in (id, *question_keys) for deleter in (owner, None)]
-        return any(at <= self._times[target] for target in targets if target in self._times)
 
 
 class DecisionLog:
@@ -177,6 +163,16 @@ class DecisionLog:
         if self.stores_keys and question is not None:
             keys = tuple(question_keys) or (question_key(question),)
         return self._enqueue(DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, keys))
+
+    async def wait_for_commit(self, commit: Future[None], seconds_left: float) -> bool:
+        """Wait until `append` has stored a decision, and return whether this succeeded before the request's deadline."""
+        timeout = min(max(MIN_COMMIT_SECONDS, seconds_left), MAX_COMMIT_SECONDS)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(asyncio.wrap_future(commit))  # other requests may wait for the same future
+        except STORE_ERRORS:  # these include TimeoutError
+            return False
+        return True
 
     def _enqueue(self, row: DecisionRow) -> Future[None]:
         """Queue a row for writing, and return the future of its commit. A full queue loses the row."""

@@ -27,7 +27,8 @@ from knowgate.evaluation.replay import PolicyCost
 from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT, split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, DeletionIndex
+from knowgate.server.telemetry.decision_log import DecisionLog
+from knowgate.server.telemetry.deletions import Deletion, DeletionIndex
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Decision, DecisionNote
 

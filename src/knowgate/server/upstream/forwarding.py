@@ -7,16 +7,12 @@ Mode `race` is like `draft`, but the search already runs while the draft is gene
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import aiohttp
 from aiohttp.client_exceptions import ClientError
-from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from knowgate.data.signals.confidence import is_empty_draft
@@ -26,7 +22,8 @@ from knowgate.server import streaming
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
 from knowgate.server.chat.request_options import is_knowgate_model
-from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, parse_request
+from knowgate.server.client_connection import EventStreamResponse
+from knowgate.server.json_api import parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
@@ -38,6 +35,7 @@ from knowgate.server.upstream.client import (
     make_connection_error,
 )
 from knowgate.server.upstream.draft import UpstreamDraft
+from knowgate.server.upstream.forwarded_request import BackgroundSearch, ForwardedRequest
 from knowgate.server.upstream.response_body import (
     MAX_INLINE_MESSAGES,
     iter_chunks,
@@ -51,70 +49,6 @@ CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
 PARTIAL_DRAFT_REASON = "the arbiter compares whole answers, but only the beginning of this stream was drafted"
 WHOLE_DRAFT = 1 << 62  # number of tokens that no draft has
 LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # statuses with which servers refuse to return log-probabilities
-
-
-@dataclass
-class ForwardedRequest:
-    """A request that is forwarded to the upstream.
-
-    Attributes:
-        body: Body of the client's request.
-        raw_body: The same body as bytes, which are forwarded if the body is not changed.
-        headers: Headers of the client's request.
-        trace: Trace of the request.
-        deadline: Time of the event loop's clock at which a streamed response must have ended.
-        changed_body: The body to forward, if it differs from that of the client.
-        draft: The answer without passages, if the gate read it and decided to retrieve. It can still be sent if the
-            search returns nothing, or if an arbiter prefers it to the answer with passages.
-    """
-
-    body: dict[str, Any]
-    raw_body: bytes
-    headers: Headers
-    trace: RequestTrace
-    deadline: float = 0.0
-    changed_body: dict[str, Any] | None = None
-    draft: UpstreamDraft | None = None
-
-    @property
-    def upstream_body(self) -> dict[str, Any]:
-        """The body to forward."""
-        return self.body if self.changed_body is None else self.changed_body
-
-    async def write_content(self) -> bytes:
-        """Return the body to forward, as bytes."""
-        if self.changed_body is None:
-            return self.raw_body
-        is_large = len(self.raw_body) > LARGE_BODY_BYTES
-        return await run_for_size(len(self.raw_body), partial(dump_json, self.changed_body, is_large=is_large))
-
-    @property
-    def is_streaming(self) -> bool:
-        return bool(self.body.get("stream"))
-
-
-class BackgroundSearch:
-    """Search in the background. The trace of the request shows the search only if its passages are used."""
-
-    def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
-        self._trace = RequestTrace()
-        self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
-
-    async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Wait for the passages. Add timings and failures of the search to the trace."""
-        try:
-            return await self._task
-        finally:
-            self.cancel()  # does nothing unless the request itself was cancelled while it waited
-            trace.degraded += self._trace.degraded
-            trace.milliseconds |= self._trace.milliseconds
-            trace.stages += self._trace.stages
-
-    def cancel(self) -> None:
-        """Cancel the search if it still runs."""
-        self._task.cancel()
-        # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
 class UpstreamForwarder:
@@ -435,7 +369,7 @@ async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, r
     if draft.remaining_lines is not None:
         annotator = streaming.StreamAnnotator(request.trace, hide_logprobs=draft.hide_logprobs)
         events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
-        return streaming.EventStreamResponse(events, headers, request.deadline)
+        return EventStreamResponse(events, headers, request.deadline)
     if draft.body is None:
         try:
             await parse_completion(draft.content)  # raises the error again that made the body unreadable
@@ -457,4 +391,4 @@ def _make_stream_response(
     lines = streaming.read_event_lines(iter_chunks(response))
     events = forward_stream(upstream, response, annotator, [], lines)  # [] because no line has been read yet
     headers = build_response_headers(response, request.trace.headers)
-    return streaming.EventStreamResponse(events, headers, request.deadline)
+    return EventStreamResponse(events, headers, request.deadline)

@@ -1,0 +1,142 @@
+"""Finds and deletes the decisions on a question in the tables of the decision log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from knowgate.core.text import normalize
+from knowgate.data.history.entries import question_key
+from knowgate.server.database import WRITE_LOCK, Store
+
+SELECT_DELETIONS = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ? ORDER BY at"
+SELECT_DECISIONS = (
+    "SELECT id, owner FROM decisions WHERE id = ? OR question_key = ? "
+    "OR id IN (SELECT decision FROM source_questions WHERE question_key = ?)"
+)
+INSERT_DELETION = "INSERT INTO deletions (at, decision, question_key, owner) VALUES (?, ?, ?, ?)"
+# Earlier versions did not store from which messages a follow-up was made. Their decisions get this key instead.
+UNKNOWN_SOURCE = "unknown"
+MARK_UNKNOWN_SOURCES = (
+    f"INSERT INTO source_questions SELECT id, '{UNKNOWN_SOURCE}' FROM decisions WHERE question_key IS NOT NULL "
+    "AND record NOT LIKE '%\"follow_up\":%' AND id NOT IN (SELECT decision FROM source_questions)"
+)
+SELECT_UNKNOWN_SOURCES = (
+    "SELECT id, owner, question FROM decisions WHERE question IS NOT NULL "
+    f"AND id IN (SELECT decision FROM source_questions WHERE question_key = '{UNKNOWN_SOURCE}')"
+)
+# Owners of decisions that may be about any question: decisions with texts (comments, corrections, answers of audits)
+# but without a stored question, and decisions of earlier versions whose question an LLM in the server may have rewritten.
+SELECT_UNFINDABLE = (
+    "WITH texts AS (SELECT decision FROM corrections UNION SELECT decision FROM feedback WHERE comment IS NOT NULL "
+    "UNION SELECT decision FROM audits WHERE closed IS NOT NULL OR opened IS NOT NULL), "
+    f"old AS (SELECT decision FROM source_questions WHERE question_key = '{UNKNOWN_SOURCE}') "
+    # Two queries that use the index of ids. A condition with OR would read all decisions.
+    "SELECT COALESCE(owner, '') FROM decisions WHERE question_key IS NULL AND id IN (SELECT * FROM texts) "
+    "UNION SELECT COALESCE(owner, '') FROM decisions WHERE id IN (SELECT * FROM old) AND "
+    '(record LIKE \'%"way": "in-process"%\' OR (question IS NULL AND id IN (SELECT * FROM texts)))'
+)
+# Feedback stays as a count for the daily limit of its API key.
+DELETE_TEXTS = (
+    "UPDATE feedback SET decision = '', rating = '', comment = NULL WHERE ",
+    "DELETE FROM corrections WHERE ",
+)
+WITHOUT_DECISION = "decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE id = decision)"
+DAY_SECONDS = 86_400.0
+DELETION_BATCH = 1_000  # decisions deleted at once; others can be written before the next ones are deleted
+TABLES_WITH_TEXTS = ("decisions", "feedback", "corrections", "audits")
+DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
+
+
+class Deletion(NamedTuple):
+    """Deletion of a decision, or of all decisions on a question, by a client. Owner None means all API keys."""
+
+    at: float
+    decision: str
+    question_key: str
+    owner: str | None
+
+
+class DeletionIndex:
+    """Index of deletions, given oldest first, to look up whether any of them applies to a decision."""
+
+    def __init__(self, deletions: Iterable[Deletion]):
+        # The latest time at which each owner deleted an id or the hash of a question.
+        self._times = {(name, owner): at for at, id, key, owner in deletions for name in (id, key)}
+
+    def covers(self, id: str, question_keys: Iterable[str], owner: str, at: float) -> bool:
+        """Return whether a decision was deleted after `at`, the start of its request."""
+        targets = [(name, deleter) for name in (id, *question_keys) for deleter in (owner, None)]
+        return any(at <= self._times[target] for target in targets if target in self._times)
+
+
+def mark_unknown_sources(store: Store) -> None:
+    """Mark decisions of earlier versions, which did not store from which chat messages a question was made.
+
+    A mark is a row in the table `source_questions`, with UNKNOWN_SOURCE instead of the hash of a message.
+    """
+    with store.transaction(WRITE_LOCK) as transaction:
+        transaction.execute(MARK_UNKNOWN_SOURCES)
+
+
+def find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
+    """Return id and owner (API key) of the decisions with this id, and of those on this question.
+
+    Decisions on a follow-up that was made from this question are included.
+    """
+    if not question:
+        return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ?", (id,))
+    key = question_key(question)
+    rows = store.fetch_rows(SELECT_DECISIONS, (id, key, key))
+    # For decisions of earlier versions, the messages behind a follow-up are unknown, so the text itself is searched.
+    old_rows = store.fetch_rows(SELECT_UNKNOWN_SOURCES)
+    old_matches = [(row_id, owner) for row_id, owner, text in old_rows if _contains_question(text, question)]
+    return list(dict.fromkeys([*rows, *old_matches]))  # without duplicates
+
+
+def _contains_question(text: str, question: str) -> bool:
+    """Return whether a text contains all words of a question in a row. Case and punctuation are ignored."""
+    words = normalize(text)
+    question_words = normalize(question)
+    if not question_words.isascii():  # Chinese has no spaces between words
+        return question_words in words
+    return bool(question_words) and f" {question_words} " in f" {words} "
+
+
+def record_deletion(store: Store, id: str, question: str, owner: str | None) -> list[str]:
+    """Return the ids of the decisions to delete, which have this id or question. Owner None means all API keys.
+
+    The deletion is recorded for DELETION_SECONDS, because processes may still have to write such decisions.
+    """
+    now = time.time()
+    key = question_key(question) if question else ""
+    with store.transaction(WRITE_LOCK) as transaction:
+        transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
+        transaction.execute(INSERT_DELETION, (now, id, key, owner))
+    rows = find_ids_and_owners(store, id, question)
+    return [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
+
+
+def delete_rows(store: Store, ids: Sequence[str]) -> None:
+    """Delete decisions with their feedback, corrections and stored answers, in one transaction. Then call `vacuum`.
+
+    The results of audits remain, without the compared answers. Feedback remains as a count, see DELETE_TEXTS.
+    """
+    values = [(id,) for id in ids]
+    with store.transaction(WRITE_LOCK) as transaction:
+        transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
+        transaction.executemany("DELETE FROM source_questions WHERE decision = ?", values)
+        for statement in DELETE_TEXTS:
+            transaction.executemany(f"{statement} decision = ?", values)
+        transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
+
+
+def delete_orphaned_feedback(store: Store) -> None:
+    """Delete feedback on decisions that do not exist. This reads all feedback, so call it rarely."""
+    with store.transaction(WRITE_LOCK) as transaction:
+        count = sum(transaction.execute(statement + WITHOUT_DECISION).rowcount for statement in DELETE_TEXTS)
+        # Feedback without a decision only counts for the daily limit of its API key.
+        transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
+    if count:
+        store.vacuum(["feedback", "corrections"])
