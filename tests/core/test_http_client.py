@@ -3,8 +3,6 @@
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 
@@ -14,7 +12,6 @@ from knowgate.core.http_client import (
     MAX_RESPONSE_VALUES,
     open_client,
     parse_json_response,
-    parse_retry_after,
     read_response,
     request_deadline,
 )
@@ -84,32 +81,6 @@ def test_an_unusable_proxy_is_reported_without_its_password(monkeypatch, proxy):
     with pytest.raises(BadSetting, match="HTTPS_PROXY") as caught:
         open_client({})
     assert "hunter22" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("7", 7.0),
-        (" 1.5", 1.5),
-        ("0\x1f", 0.0),
-        ("²", None),
-        ("٣", None),
-        ("-1", None),
-        ("nan", None),
-        ("1e3", None),
-        ("9" * 400, None),
-    ],
-)
-def test_seconds_to_wait_are_plain_digits(value, seconds):
-    assert parse_retry_after(value) == seconds
-
-
-def test_a_retry_date_becomes_seconds_from_now():
-    soon = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-    assert parse_retry_after(soon) == pytest.approx(3600, abs=60)
-    assert parse_retry_after("Fri, 31 Dec 1999 23:59:59 GMT") == 0.0
-    assert parse_retry_after("Fri, 31 Dec 9999 23:59:59 GMT") > 1e10
-    assert parse_retry_after("Fri, 31 Dec 2027 23:59:59 -99999999999999") is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"NaN", b"[1e999]", b"9" * 5000, b"[" * 900 + b"]" * 900])

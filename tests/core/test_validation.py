@@ -1,8 +1,11 @@
 """Values in error messages, and files that are no files."""
 
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
 import pytest
 
-from knowgate.core.validation import check_regular_file, format_value
+from knowgate.core.validation import check_regular_file, format_value, parse_retry_after
 from knowgate.errors import BadInput
 
 
@@ -13,3 +16,29 @@ def test_errors_about_values_show_no_logins():
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(BadInput, match="is a folder, not a file"):
         check_regular_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        (" 1.5", 1.5),
+        ("0\x1f", 0.0),
+        ("²", None),
+        ("٣", None),
+        ("-1", None),
+        ("nan", None),
+        ("1e3", None),
+        ("9" * 400, None),
+    ],
+)
+def test_seconds_to_wait_are_plain_digits(value, seconds):
+    assert parse_retry_after(value) == seconds
+
+
+def test_a_retry_date_becomes_seconds_from_now():
+    soon = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    assert parse_retry_after(soon) == pytest.approx(3600, abs=60)
+    assert parse_retry_after("Fri, 31 Dec 1999 23:59:59 GMT") == 0.0
+    assert parse_retry_after("Fri, 31 Dec 9999 23:59:59 GMT") > 1e10
+    assert parse_retry_after("Fri, 31 Dec 2027 23:59:59 -99999999999999") is None

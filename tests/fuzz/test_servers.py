@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.core.http_client import MAX_RETRIES, RetryPolicy, parse_json_response, parse_retry_after
+from knowgate.core.http_client import MAX_RETRIES, RetryPolicy, parse_json_response
+from knowgate.core.validation import parse_retry_after
 from knowgate.models.openai.client import ApiClient, parse_events
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.retrieval.engines.http import HttpRetriever, parse_search_response

@@ -7,13 +7,11 @@ the deadline of the request, so a server that sends one byte per second is cut o
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import functools
 import itertools
 import math
 import os
 import random
-import re
 import ssl
 import threading
 import time
@@ -22,14 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpcore
 import httpx
 
 from knowgate.core.redaction import find_url_secrets, redact_message, redact_urls
-from knowgate.core.validation import count_json_values, parse_json
+from knowgate.core.validation import count_json_values, parse_json, parse_retry_after
 from knowgate.errors import BadInput, BadSetting, RejectionError, ServerError
 
 Item = TypeVar("Item")
@@ -393,27 +390,13 @@ def parse_json_response(content: bytes, where: str, max_values: int = MAX_RESPON
     Raises:
         RejectionError: The body is not valid JSON, or has too many values.
     """
-    is_large = len(content) > LARGE_RESPONSE_BYTES
-    with _LARGE_RESPONSE_LOCK if is_large else contextlib.nullcontext():
+    with _LARGE_RESPONSE_LOCK if len(content) > LARGE_RESPONSE_BYTES else contextlib.nullcontext():
         if count_json_values(content, max_values) > max_values:
             raise RejectionError(f"{where} has more than {max_values:,} JSON values. Check the server's address.")
         try:
             return parse_json(content.decode("utf-8-sig", errors="replace"), where, replace_surrogates=True)
         except BadInput as error:
             raise RejectionError(str(error)) from None
-
-
-def parse_retry_after(value: str) -> float | None:
-    """Parse a Retry-After header into seconds, or None if invalid. The header has seconds or a date."""
-    value = value.strip()
-    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value, re.ASCII):
-        return float(value)
-    try:
-        date = email.utils.parsedate_to_datetime(value[:100])
-        seconds = (date - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    return max(0.0, seconds)
 
 
 class DeadlineBackend(httpcore.NetworkBackend):

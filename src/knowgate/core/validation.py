@@ -5,6 +5,7 @@ In all functions, `where` is how an error names the source of a value, such as a
 
 from __future__ import annotations
 
+import email.utils
 import functools
 import json
 import math
@@ -13,6 +14,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -112,6 +114,19 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise BadInput(f"{where} is not valid TOML: {error}.") from None
     check_parsed_value(value, where)
     return value
+
+
+def parse_retry_after(value: str) -> float | None:
+    """Parse a Retry-After header into seconds, or None if invalid. The header has seconds or a date."""
+    value = value.strip()
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value, re.ASCII):
+        return float(value)
+    try:
+        date = email.utils.parsedate_to_datetime(value[:100])
+        seconds = (date - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return max(0.0, seconds)
 
 
 def check_json_depth(text: str, where: str) -> None:

@@ -26,6 +26,7 @@ MAX_HEADERS = 100
 MAX_SMALL_CHUNKS = 1024  # chunks of a body beyond one for every CHUNK_BYTES; parsing each one takes time
 CHUNK_BYTES = 256
 HEADER_SECONDS = 10.0  # maximum time for the headers of a request, and for its trailers
+LARGE_HEADERS_MESSAGE = f"The headers exceed {MAX_HEADER_BYTES:,} bytes."
 WRITE_SECONDS = 60.0  # maximum time for a client to read a response, or an event of a stream
 WRITE_BYTES = 64 << 10  # of a large response that are written at once
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
@@ -185,7 +186,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not is_between_requests and overhead > 2 * MAX_HEADER_BYTES + self._body_bytes:
             self._reject(400, "The sizes and extensions of the chunks are longer than the body.")
         if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES:
-            self._reject_large_headers()
+            self._reject(431, LARGE_HEADERS_MESSAGE)
 
     def _parse(self, data: bytes) -> None:
         """Parse received bytes, and reject invalid HTTP. The bytes may hold several requests."""
@@ -236,7 +237,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Count bytes of headers during parsing. All headers may arrive in one large piece."""
         self._parsed_bytes += size
         if self._parsed_bytes > MAX_HEADER_BYTES:
-            self._reject_large_headers()
+            self._reject(431, LARGE_HEADERS_MESSAGE)
             raise ValueError("the request headers are too large")  # stops the parser
 
     def on_headers_complete(self) -> None:
@@ -296,9 +297,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._responded_early and self.cycle.response_complete:
             self.transport.close()
 
-    def _reject_large_headers(self) -> None:
-        self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
-
     def _reject(self, status: int, message: str) -> None:
         """Reject the current request: send an error response, and close the connection.
 
@@ -331,24 +329,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
         """Send the headers or a part of the body of a response. Replaces uvicorn's `cycle.send`."""
+        body = message.get("body", b"")
         if message["type"] == "http.response.start":
             await self._send_headers(cycle, message)
-            return
-        body = message.get("body", b"")
-        if len(body) > WRITE_BYTES and not message.get("more_body", False):
+        elif len(body) > WRITE_BYTES and not message.get("more_body", False):
             await self._send_large_body(cycle, body)
-            return
-        if self._ends_with_connection:
-            # This response has no Content-Length, but uvicorn accepts only parts with the expected length.
-            cycle.expected_content_length = len(body)
-        await RequestResponseCycle.send(cycle, message)
-        cycle.transport.flush()  # type: ignore[attr-defined]  # for a response without a body
+        else:
+            if self._ends_with_connection:
+                # This response has no Content-Length, but uvicorn accepts only parts with the expected length.
+                cycle.expected_content_length = len(body)
+            await RequestResponseCycle.send(cycle, message)
+            cycle.transport.flush()  # type: ignore[attr-defined]  # for a response without a body
 
     async def _send_large_body(self, cycle: RequestResponseCycle, body: bytes) -> None:
-        """Send the body of a response that is not streamed, in pieces. Each waits until most of those before are read.
-
-        So the request keeps its slot while its response takes memory.
-        """
+        """Send a large body in pieces that wait for the client to read, so that the request keeps its slot meanwhile."""
         timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
         try:
             for start in range(0, len(body), WRITE_BYTES):

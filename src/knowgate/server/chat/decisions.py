@@ -28,7 +28,7 @@ from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, describe
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarded_request import BackgroundSearch, ForwardedRequest
 from knowgate.server.upstream.forwarding import UpstreamForwarder
-from knowgate.server.upstream.response_body import MAX_INLINE_MESSAGES, run_for_size
+from knowgate.server.upstream.response_body import read_chat
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
 BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
@@ -62,8 +62,7 @@ async def decide_questions(
     if forwarder is None:
         questions = await run_in_model_thread(rag.model, lambda: _read_questions(model, request))
     else:
-        read = partial(_read_questions, model, request)
-        questions = await run_for_size(body_bytes, read, max_inline=MAX_INLINE_MESSAGES)
+        questions = await read_chat(body_bytes, lambda: _read_questions(model, request))
     records = []
     shared_budget = PatternTimeBudget(LIST_RULES_SECONDS)
     for question in questions:
@@ -197,7 +196,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     question: Question | UngatedRequest | None = check_upstream_tools(request.body)
     if question is None:
         extract_question = partial(REQUEST_FORMATS[path].extract_question, rag.model, request.body)
-        question = await run_for_size(len(request.raw_body), extract_question, max_inline=MAX_INLINE_MESSAGES)
+        question = await read_chat(len(request.raw_body), extract_question)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)

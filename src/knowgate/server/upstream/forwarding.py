@@ -36,13 +36,7 @@ from knowgate.server.upstream.client import (
 )
 from knowgate.server.upstream.draft import UpstreamDraft
 from knowgate.server.upstream.forwarded_request import BackgroundSearch, ForwardedRequest
-from knowgate.server.upstream.response_body import (
-    MAX_INLINE_MESSAGES,
-    iter_chunks,
-    parse_completion,
-    read_content,
-    run_for_size,
-)
+from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_chat, read_content, run_for_size
 from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
@@ -61,15 +55,12 @@ class UpstreamForwarder:
 
     async def chat(self, request: ForwardedRequest) -> Response:
         """Answer a chat request. A chat without a plain question is forwarded without a decision."""
-        messages = (
-            await run_for_size(len(request.raw_body), partial(parse_request, ChatRequest, request.body))
-        ).messages
+        chat = await run_for_size(len(request.raw_body), partial(parse_request, ChatRequest, request.body))
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
         question: Question | UngatedRequest | None = check_upstream_tools(request.body)
         if question is None:
-            extract = partial(extract_question, rag.model, messages)
-            question = await run_for_size(len(request.raw_body), extract, max_inline=MAX_INLINE_MESSAGES)
+            question = await read_chat(len(request.raw_body), partial(extract_question, rag.model, chat.messages))
         if isinstance(question, UngatedRequest):
             request.trace.ungated_reason = question.reason
             return await self.forward(request)

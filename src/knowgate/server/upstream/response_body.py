@@ -101,7 +101,7 @@ def parse_upstream_json(content: bytes) -> Any:
     return value
 
 
-async def run_for_size(byte_count: int, work: Callable[[], Result], *, max_inline: int = LARGE_BODY_BYTES) -> Result:
+async def run_for_size(byte_count: int, work: Callable[[], Result], max_inline: int = LARGE_BODY_BYTES) -> Result:
     """Run a function, in a thread for large texts. Other requests need not wait then.
 
     Large texts are processed one at a time, and API keys take turns: parsing holds Python's global lock, so several
@@ -113,6 +113,11 @@ async def run_for_size(byte_count: int, work: Callable[[], Result], *, max_inlin
         max_inline: Size up to which a text is not large.
     """
     return work() if byte_count <= max_inline else await run_in_thread(_large_text_thread, work)
+
+
+async def read_chat(byte_count: int, work: Callable[[], Result]) -> Result:
+    """Run a function that finds the question of a request of this size. Otherwise like `run_for_size`."""
+    return await run_for_size(byte_count, work, MAX_INLINE_MESSAGES)
 
 
 async def parse_completion(content: bytes) -> dict[str, Any]:
