@@ -18,8 +18,10 @@ from knowgate.server.app import EndpointApp
 from knowgate.server.client_connection import ABORT_EXTENSION
 from knowgate.server.connection_limits import REQUESTS_PER_TURN, AddressConnections
 from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_limit
+from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
 from knowgate.server.upstream.forwarding import UpstreamForwarder
+from tests.support.hostile_server import HostileServer, http
 from tests.support.processes import until
 
 
@@ -481,3 +483,23 @@ def test_a_large_response_is_in_progress_until_its_client_reads_it_or_its_time_i
         if reads:
             assert read_all(connection).endswith(b"\r\n\r\n" + content)
         until(lambda: requests.count == 0)
+
+
+def test_a_large_response_waits_for_a_place_until_an_earlier_one_is_read(serve):
+    """Otherwise clients that do not read could fill the memory with responses."""
+    body = b'{"model": "m", "input": "a"}'
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with HostileServer() as upstream:
+        upstream.reply = http(b"x" * (15 << 20))
+        address, app = serve(upstream=False, gate="never", options={"upstream": f"{upstream.url}/v1"})
+        app.state.service.forwarder.upstream.large_responses = FairLock(2)  # one place for each API key
+        with connect(address) as first, connect(address) as second:
+            first.sendall(head % len(body) + body)
+            assert first.recv(12) == b"HTTP/1.1 200"
+            second.sendall(head % len(body) + body)
+            second.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                second.recv(12)
+            second.settimeout(10)
+            read_all(first)
+            assert read_all(second).startswith(b"HTTP/1.1 200")

@@ -478,7 +478,7 @@ def test_a_stream_that_a_durable_server_does_not_send_leaves_no_connection_to_th
     async def fail(*args):
         return False
 
-    monkeypatch.setattr(app.state.service, "_wait_for_commit", fail)
+    monkeypatch.setattr(app.state.service.decision_log, "wait_for_commit", fail)
     assert ask(address, stream=True).status_code == 503
     until(lambda: stub.dropped == 1)
 

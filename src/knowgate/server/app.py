@@ -149,8 +149,7 @@ class EndpointApp:
                         request.method, self.endpoint.path, response.status_code, trace, request.headers
                     )
         finally:
-            for end in trace.on_end:
-                end()
+            trace.end()
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
         """Check the API key, receive the request body, and run the handler in a slot, if the endpoint needs one."""

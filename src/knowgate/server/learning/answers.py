@@ -280,11 +280,14 @@ class CounterfactualAnswerer:
             body["store"] = False  # by default, the upstream stores every response
         deadline = asyncio.get_running_loop().time() + self.timeout
         forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)
-        await forwarder.set_model(forwarded)
-        if passages:
-            forwarder.insert_passages(forwarded, passages, request.path)
-        response = await forwarder.forward(forwarded, request.path)
-        return await run_for_size(len(response.body), lambda: extract_answer(response))
+        try:
+            await forwarder.set_model(forwarded)
+            if passages:
+                forwarder.insert_passages(forwarded, passages, request.path)
+            response = await forwarder.forward(forwarded, request.path)
+            return await run_for_size(len(response.body), lambda: extract_answer(response))
+        finally:
+            forwarded.trace.end()
 
 
 # --- labels -----------------------------------------------------------------------------------------

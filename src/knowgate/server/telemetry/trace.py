@@ -180,6 +180,11 @@ class RequestTrace:
             self.source_questions = (question.meta["asked"], *question.meta["earlier"])
             self.shares_labels = False
 
+    def end(self) -> None:
+        """Call the functions `on_end`. The request has ended."""
+        for function in self.on_end:
+            function()
+
     async def hash_questions(self, threads: Executor) -> None:
         """Hash the question and the messages from which it was made. Long texts are hashed in a thread."""
         texts = () if self.question is None else (self.question, *self.source_questions)

@@ -27,6 +27,7 @@ from knowgate.models.openai.client import find_api_key
 from knowgate.server import streaming
 from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
+from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import InvalidResponse
 from knowgate.server.upstream.response_body import parse_upstream_json, read_content, run_for_size
@@ -43,6 +44,7 @@ MAX_INTERIM_RESPONSES = 100
 # Headers, chunk sizes, chunk extensions and trailers may be this much larger than the body. A chunk of one byte has five
 # bytes of them, and takes as long to parse as a large chunk.
 MAX_FRAMING_EXCESS = 64 << 10
+MAX_LARGE_RESPONSES = 32  # in memory until their clients have read them; one API key can have half of them
 READ_BYTES = 64 << 10  # processed in one turn of the event loop, for each connection without TLS
 PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
@@ -129,6 +131,7 @@ class UpstreamClient:
         self.url = url if address.user is None else str(address.with_user(None))
         self._login = _find_login(address)
         self.breaker = CircuitBreaker("upstream", probes_first=True)
+        self.large_responses = FairLock(MAX_LARGE_RESPONSES)
         self._probe: asyncio.Task[None] | None = None
         # When the request of each response was sent.
         self._start_times: WeakKeyDictionary[aiohttp.ClientResponse, float] = WeakKeyDictionary()

@@ -24,6 +24,7 @@ from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.client_connection import EventStreamResponse
 from knowgate.server.json_api import parse_request
+from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
@@ -326,7 +327,7 @@ async def forward_response(
         ApiError: The connection failed.
     """
     try:
-        content = await read_content(response)
+        content = await read_content(response, partial(_take_place, upstream.large_responses, trace))
         upstream.breaker.record_success()
         if response.status == 200 and annotates_body:
             await parse_completion(content)  # raises an error for an invalid response
@@ -336,6 +337,12 @@ async def forward_response(
     except (ClientError, OSError, streaming.InvalidResponse) as error:
         raise upstream.record_body_error(error, response) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
+
+
+async def _take_place(large_responses: FairLock, trace: RequestTrace) -> None:
+    """Wait for a place among the large responses in memory. The place is free again when the request has ended."""
+    await large_responses.acquire()
+    trace.on_end.append(large_responses.release)
 
 
 async def _measure_draft(request: ForwardedRequest, draft: UpstreamDraft) -> None:

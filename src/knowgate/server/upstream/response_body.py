@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -19,6 +19,7 @@ from knowgate.server.streaming import InvalidResponse
 Result = TypeVar("Result")
 _large_text_thread = FairExecutor(1)  # shared by all requests of this process
 MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
+MAX_FREE_BYTES = 1 << 20  # larger responses wait for a place, because clients may read them slowly
 MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
 MAX_RESPONSE_VALUES = 1_000_000
 MAX_INLINE_MESSAGES = 8 << 10  # bytes of a request; to find the question of a larger one takes milliseconds
@@ -71,14 +72,27 @@ class Decompressor:
             raise InvalidResponse("the compressed body is invalid") from None
 
 
-async def read_content(response: aiohttp.ClientResponse) -> bytes:
+async def read_content(
+    response: aiohttp.ClientResponse, wait_for_place: Callable[[], Awaitable[None]] | None = None
+) -> bytes:
     """Read the whole body of a response, and close the response.
+
+    Args:
+        response: The response.
+        wait_for_place: Called once after MAX_FREE_BYTES of the body, before more is read.
 
     Raises:
         InvalidResponse: The body is larger than MAX_CONTENT_BYTES.
     """
+    chunks, size = [], 0
     async with response:
-        return b"".join([chunk async for chunk in iter_chunks(response, MAX_CONTENT_BYTES)])
+        async for chunk in iter_chunks(response, MAX_CONTENT_BYTES):
+            chunks.append(chunk)
+            size += len(chunk)
+            if wait_for_place is not None and size > MAX_FREE_BYTES:
+                await wait_for_place()
+                wait_for_place = None
+    return b"".join(chunks)
 
 
 def parse_upstream_json(content: bytes) -> Any:
