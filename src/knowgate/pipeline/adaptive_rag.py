@@ -139,13 +139,7 @@ class AdaptiveRAG:
         return list(self.stream(questions))
 
     def decide(self, question: str | Question) -> Decision:
-        """Decide whether one question needs retrieval, without retrieving or answering.
-
-        Example:
-            >>> from knowgate import AdaptiveRAG, load_gate, load_model
-            >>> AdaptiveRAG(load_model("fake"), load_gate("always")).decide("Who wrote Faust?").retrieve
-            True
-        """
+        """Decide whether one question needs retrieval, without retrieving or answering."""
         (state,) = self._decide([as_question(question)], [self.bound_gate])
         return state.final_decision
 
@@ -220,6 +214,11 @@ class AdaptiveRAG:
     def without_rules(self) -> AdaptiveRAG:
         """This pipeline without rules, for callers that have already applied them."""
         return self.replace(rules=None)
+
+    @functools.cached_property
+    def constant_decision(self) -> Decision:
+        """The decision of a gate that decides the same for every question, such as `always`. Rules are not applied."""
+        return self.without_rules.decide("?")
 
     # --- asyncio ----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from knowgate.server.streaming import format_error_end
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+WATCH_DELAY_SECONDS = 0.05  # time from which on a request notices that its client disconnects
 LAST_EVENTS_SECONDS = 1.0  # time for the error at the end of a stream, if the client reads slowly
 ABORT_EXTENSION = "knowgate.abort"  # extension of the ASGI scope; its field `abort` is a function
 EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -33,12 +34,17 @@ class CancelOnDisconnect:
     def __init__(self, receive: Receive):
         self._receive = receive
         self._is_disconnected = False
+        self._watcher: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
         """Start to watch the connection."""
         task = asyncio.current_task()
         assert task is not None
         self._body, self._earlier_cancellations = task, task.cancelling()
+        # Most disconnects happen while an LLM answers. A task for each shorter request would cost a twentieth of its time.
+        self._timer = asyncio.get_running_loop().call_later(WATCH_DELAY_SECONDS, self._start_watching)
+
+    def _start_watching(self) -> None:
         self._watcher = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
@@ -50,7 +56,9 @@ class CancelOnDisconnect:
 
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         """Stop watching the connection. After a disconnect, raise DisconnectError instead of CancelledError."""
-        self._watcher.cancel()
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._is_disconnected:
             remaining_cancellations = self._body.uncancel()  # without that of `_watch`
             is_only_cancellation = remaining_cancellations <= self._earlier_cancellations

@@ -131,18 +131,17 @@ async def read_body(
         ApiError: 413 if the body is larger than `max_bytes`, 408 if it takes longer than `timeout` seconds, 400 if the
             client disconnects.
     """
-    too_large = ApiError(413, f"the request body is too large. The maximum is {max_bytes:,} bytes.", "too_long")
     content_length = request.headers.get("content-length", "")
     # Only the first digits are read, because `int` rejects numbers of more than 4300 digits.
     if content_length.isdigit() and int(content_length[:20]) > max_bytes:
-        raise too_large
+        raise _make_size_error(max_bytes)
     body = bytearray()
     reserved_bytes = 0
     try:
         async with asyncio.timeout(timeout):
             async for chunk in request.stream():
                 if len(body) + len(chunk) > max_bytes:
-                    raise too_large
+                    raise _make_size_error(max_bytes)
                 large_bytes = max(0, len(body) + len(chunk) - LARGE_BODY_BYTES)
                 if large_bytes:
                     reserve(large_bytes - reserved_bytes)
@@ -156,6 +155,10 @@ async def read_body(
         if reserved_bytes:
             reserve(-reserved_bytes)
     return bytes(body)
+
+
+def _make_size_error(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the request body is too large. The maximum is {max_bytes:,} bytes.", "too_long")
 
 
 def is_large(body: bytes) -> bool:

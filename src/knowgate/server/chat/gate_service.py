@@ -247,7 +247,7 @@ class GateService:
             trace.decision = Decision(True, EMPTY_DRAFT_NEED, rag.used_threshold, rag.gate.name, reason)
             return trace.decision
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
-            trace.decision = rag.decide(question)
+            trace.decision = rag.constant_decision
             return trace.decision
         return await self._decide_with_breaker(rag, question, draft, trace)
 

@@ -6,9 +6,8 @@ import json
 import secrets
 import string
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -198,14 +197,9 @@ class RequestTrace:
         if self.decision is not None and "retriever" not in self.degraded:
             self.decision = replace(self.decision, notes=(*self.decision.notes, DecisionNote.NOTHING_FOUND))
 
-    @contextmanager
-    def measure(self, stage: str) -> Iterator[None]:
+    def measure(self, stage: str) -> StageMeter:
         """Measure the duration of the `with` body as a stage of the request."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add_time(stage, time.perf_counter() - start, start)
+        return StageMeter(self, stage)
 
     def add_time(self, stage: str, seconds: float, start: float | None = None) -> None:
         """Record the duration of a stage. Two successive stages with the same name become one.
@@ -347,6 +341,21 @@ def _count_prompt_tokens(model: Model, prompts: Sequence[Prompt]) -> int:
     if isinstance(model, TokenizingModel):
         return sum(len(model.tokenize(prompt.text)) for prompt in prompts)
     return round(sum(estimate_tokens(prompt.text) for prompt in prompts))
+
+
+@dataclass
+class StageMeter:
+    """Context manager that adds the duration of its body to a trace. A class, because a generator would take longer."""
+
+    trace: RequestTrace
+    stage: str
+    start: float = 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.trace.add_time(self.stage, time.perf_counter() - self.start, self.start)
 
 
 @dataclass
