@@ -64,7 +64,7 @@ function renderLosses() {
   } else {
     const share = formatPercent(learning.canary, 0);
     const rollout = learning.canary === 0 ? " Shadow mode: every request retrieves." : learning.canary < 1 ? ` The gate is followed for ${share} of them.` : "";
-    setContent("loss-intro", `${formatPercent(learning.audit, 0)} of the requests are audited: skipped ones are also answered with passages.${rollout} The budget of this worker allows ${learning.budget_left} more LLM calls for audits this hour.`);
+    setContent("loss-intro", `${formatPercent(learning.audit, 0)} of the requests are audited: skipped ones are also answered with passages.${rollout} Audits of this worker may make ${learning.budget_left} LLM calls now, and more with time (see --audit-budget).`);
   }
   const arms = Object.entries(learning?.arms ?? {});
   setContent("losses", ...arms.map(([name, arm]) => createArm(name, arm, arms.length > 1)));
