@@ -61,6 +61,13 @@ def test_a_local_model_rejects_unsupported_fields(serve, wanted):
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported")
 
 
+def test_a_local_model_accepts_fields_that_ask_for_one_text(serve):
+    address, _ = serve(upstream=False, gate="never")
+    reply = ask(address, model="knowgate", n=1, modalities=["text"], response_format={"type": "text"})
+    assert reply.status_code == 200
+    assert "ignored" not in reply.json()["knowgate"]
+
+
 def test_a_local_model_lists_the_fields_it_ignores(serve):
     address, _ = serve(upstream=False, gate="never")
     assert ask(address, model="knowgate", temperature=0.7, seed=1).json()["knowgate"]["ignored"] == [

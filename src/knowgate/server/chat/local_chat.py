@@ -40,9 +40,10 @@ from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, TokenUsa
 from knowgate.types import Answer, Decision, DecisionNote, Model, PassagesEvent, Question, StreamEvent
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
-SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
+ONLY_VALUES = {"response_format": {"type": "text"}, "modalities": ["text"], "n": 1}  # other values are not supported
+SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", *ONLY_VALUES}
 HARMLESS_FIELDS = {"user", "metadata", "store"}  # they have no effect on an answer, so they are not reported
-UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
+UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "prediction")
 MAX_IGNORED_FIELDS, MAX_FIELD_NAME_CHARS = 20, 80  # of ignored fields that are reported
 SYSTEM_MESSAGE = "system message"  # how it is named among the ignored fields
 MAX_CACHED_PIPELINES = 64
@@ -200,10 +201,7 @@ class LocalChat:
             message = f"unknown model '{str(model)[:80]}'. Known models: knowgate, {name}."
             raise ApiError(404, message, "model_not_found")
         unsupported = [key for key in UNSUPPORTED_FIELDS if body.get(key)]
-        if body.get("response_format") not in (None, {"type": "text"}):
-            unsupported.append("response_format")
-        if body.get("n") not in (None, 1):
-            unsupported.append("n")
+        unsupported += [key for key, value in ONLY_VALUES.items() if body.get(key) not in (None, value)]
         if unsupported:
             message = f"the field '{unsupported[0]}' is supported only by servers with an upstream. Remove it from the request."
             raise ApiError(400, message, "unsupported")
