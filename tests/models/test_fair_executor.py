@@ -1,13 +1,15 @@
 """The threads of a model serve several clients in turn."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from knowgate.core.stop_flag import check_stop_flag
-from knowgate.models import backend
-from knowgate.models.backend import CLIENT, Backend, FairExecutor, allow_interruption
+from knowgate.models import fair_executor
+from knowgate.models.backend import Backend, allow_interruption
+from knowgate.models.fair_executor import CLIENT, FairExecutor
 
 
 @pytest.fixture
@@ -70,69 +72,98 @@ def test_a_client_that_is_being_served_comes_after_one_that_arrives_meanwhile():
 
 
 class InterruptibleModel(Backend):
-    """A model that checks its stop flag after each step, and records its steps."""
+    """A model that takes a second for each step, and checks its stop flag after it."""
+
+    is_interruptible = True
 
     def __init__(self, order, clock):
         self.order, self.clock = order, clock
 
-    is_interruptible = True
-
-    def generate(self, steps):
+    def generate(self, name, steps):
         for _ in range(steps):
-            self.order.append("a")
+            self.order.append(name)
             self.clock.append(1)
             check_stop_flag()
 
 
 @pytest.fixture
-def interrupted(busy, monkeypatch):
-    """Two calls of b wait when a call of a begins, on a model that takes a second per step: (order, calls)."""
+def run(busy, monkeypatch):
+    """A function that runs calls of clients, given as (client, number of steps), and returns the order of steps."""
     executor, release = busy
     order, clock = [], []
-    monkeypatch.setattr(backend, "time", SimpleNamespace(monotonic=lambda: sum(clock)))
+    monkeypatch.setattr(fair_executor, "time", SimpleNamespace(monotonic=lambda: sum(clock)))
     model = InterruptibleModel(order, clock)
 
-    def run(steps, *, is_allowed):
-        def work():
+    def run(*calls, is_allowed=True):
+        def work(name, steps):
             with allow_interruption(model if is_allowed else None):
-                model.generate(steps)
+                model.generate(name, steps)
+            return name
 
-        def answer(name):
-            order.append(name)
-            clock.append(3)
-            check_stop_flag()  # calls of the same client do not interrupt each other
-
-        calls = [submit(executor, "a", work), *(submit(executor, "b", answer, name) for name in ("b1", "b2"))]
+        running = [submit(executor, name, work, name, steps) for name, steps in calls]
         release.set()
-        for call in calls:
-            call.result(30)
+        assert [call.result(30) for call in running] == [name for name, _ in calls]
         return "".join(order)
 
     return run
 
 
-def test_an_interrupted_call_runs_as_long_as_the_client_that_interrupted_it(interrupted):
-    assert interrupted(8, is_allowed=True) == "ab1aaab2aaaa"
+def test_a_short_call_does_not_wait_for_a_long_one(run):
+    assert run(("a", 8), ("b", 1)) == "abaaaaaaa"
 
 
-def test_a_call_is_interrupted_only_where_it_allows_it(interrupted):
-    assert interrupted(3, is_allowed=False) == "aaab1b2"
+def test_a_long_call_that_comes_later_does_not_delay_a_short_one(run):
+    assert run(("a", 3), ("b", 8)) == "abbaa" + "bbbbbb"
 
 
-def test_calls_of_several_clients_run_inside_each_other(busy):
-    executor, release = busy
-    model, order = InterruptibleModel([], []), []
+def test_calls_of_one_client_do_not_interrupt_each_other(run):
+    assert run(("a", 3), ("b", 2), ("b", 2)) == "abba" + "abb"
 
-    def work(name):
+
+def test_a_call_is_interrupted_only_where_it_allows_it(run):
+    assert run(("a", 3), ("b", 1), is_allowed=False) == "aaab"
+
+
+@pytest.mark.parametrize(("most", "order"), [(4, "abcab"), (1, "abbac")])
+def test_only_some_calls_pause_at_once(run, monkeypatch, most, order):
+    monkeypatch.setattr(fair_executor, "MAX_PAUSED_CALLS", most)
+    assert run(("a", 2), ("b", 2), ("c", 1)) == order
+
+
+def test_many_calls_of_many_clients_all_end():
+    executor, model = FairExecutor(2), InterruptibleModel([], [])
+
+    def work(number):
         with allow_interruption(model):
-            check_stop_flag()
-        order.append(name)
+            for _ in range(5):
+                time.sleep(0.0005)
+                check_stop_flag()
+        return number
 
-    calls = [submit(executor, name, work, name) for name in ("a", "b", "c")]
+    calls = [submit(executor, f"client {number % 7}", work, number) for number in range(200)]
+    assert [call.result(60) for call in calls] == list(range(200))
+    executor.shutdown()
+
+
+def test_paused_and_waiting_calls_end_before_a_shutdown(busy):
+    executor, release = busy
+    model, started = InterruptibleModel([], []), threading.Event()
+
+    def work():
+        with allow_interruption(model):
+            started.set()
+            for _ in range(20):
+                time.sleep(0.02)
+                check_stop_flag()
+        return "done"
+
+    calls = [submit(executor, name, work) for name in "abc"]
     release.set()
-    for call in calls:
-        call.result(30)
-    assert order == ["c", "b", "a"]
+    assert started.wait(30)
+    executor.shutdown()
+    assert [call.result(0) for call in calls] == ["done"] * 3
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.submit(work)
 
 
 def test_an_error_in_a_call_does_not_reach_the_call_that_it_interrupts(busy):
@@ -141,7 +172,7 @@ def test_an_error_in_a_call_does_not_reach_the_call_that_it_interrupts(busy):
 
     def work():
         with allow_interruption(model):
-            model.generate(3)
+            model.generate("a", 3)
         return "done"
 
     outer, failing = submit(executor, "a", work), submit(executor, "b", int, "x")

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from knowgate.core.validation import count_json_values
 from knowgate.data.history.entries import is_too_long
 from knowgate.gates.rules.rule_set import RuleSet
-from knowgate.models.backend import CLIENT
+from knowgate.models.fair_executor import CLIENT
 from knowgate.server import json_api, schemas
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions, request_formats

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 
-from knowgate.models.backend import CLIENT
+from knowgate.models.fair_executor import CLIENT
 from knowgate.server import streaming
 from knowgate.server.json_api import LARGE_BODY_BYTES
 from knowgate.server.upstream import draft, response_body

@@ -5,187 +5,41 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import Context, ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.stop_flag import pause_at_checks
 from knowgate.errors import BadSetting
+from knowgate.models.fair_executor import FairExecutor, get_running_call
 from knowgate.types import Completion, Prompt, Reading, Sampling, SignalRequest, TextStream
 
 Handle = TypeVar("Handle")
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-MAX_NESTED_CALLS = 8  # calls that run inside each other, each of another client
 UNNAMED_FINGERPRINT = "openai-unnamed"  # of an upstream whose model is not named, so it could be any LLM
 # A word with the space before it. Chinese, Japanese and Korean characters count as words.
 WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
 
 
-CLIENT: ContextVar[str] = ContextVar("client on whose behalf the model is used", default="")
-
-
-class TurnQueue(Generic[Item]):
-    """A queue in which several clients take turns.
-
-    The context variable `CLIENT` names the client of an item.
-    """
-
-    def __init__(self) -> None:
-        self._items: dict[str, deque[Item]] = {}  # by client; the next client is first
-        self._last_client: str | None = None
-
-    def __iter__(self) -> Iterator[Item]:
-        return (item for items in self._items.values() for item in items)
-
-    def append(self, item: Item) -> None:
-        """Add an item of the current client."""
-        self._items.setdefault(CLIENT.get(), deque()).append(item)
-
-    def find_client(self, skipped: Collection[str] = ()) -> str | None:
-        """Return the client whose turn it is, or None. `skipped` clients have no turn."""
-        clients = [client for client in self._items if client not in skipped]
-        # The client that was served last comes again only if nobody else waits.
-        others = [client for client in clients if client != self._last_client]
-        return next(iter(others or clients), None)
-
-    def popleft(self, client: str) -> Item:
-        """Remove and return the oldest item of a client."""
-        items = self._items.pop(client)
-        item = items.popleft()
-        if items:
-            self._items[client] = items  # behind all other clients
-        self._last_client = client
-        return item
-
-
-@dataclass
-class RunningCall:
-    """A call that runs in a thread of a `FairExecutor`.
-
-    At certain points, the call pauses, and a waiting call of another client runs inside of it, in the same thread.
-
-    Attributes:
-        executor: The executor.
-        clients: The client of this call and, before it, the clients of the paused calls that this call runs inside of.
-        blocked_until: Client -> time (as in `time.monotonic`) until which no further call of the client runs inside of
-            this call.
-    """
-
-    executor: FairExecutor
-    clients: tuple[str, ...]
-    blocked_until: dict[str, float] = field(default_factory=dict)
-
-    def list_blocked_clients(self) -> set[str]:
-        """Return the clients whose waiting calls must not run inside of this call now."""
-        now = time.monotonic()
-        return {*self.clients, *(client for client, end in self.blocked_until.items() if end > now)}
-
-
-_THREAD = threading.local()  # `call` is the RunningCall of a thread
-
-
-class FairExecutor(Executor):
-    """A thread pool that serves several clients in turn.
-
-    The context variable `CLIENT` names the client of a call. Where `allow_interruption` permits it, a running call pauses,
-    and a call of another client runs inside of it, in the same thread. Afterwards, the paused call runs at least as long
-    before that client can interrupt it again.
-
-    Args:
-        threads: Number of threads.
-    """
-
-    def __init__(self, threads: int):
-        self._threads = ThreadPoolExecutor(threads, "knowgate-model")
-        self._lock = threading.Lock()
-        self._calls: TurnQueue[tuple[Future[Any], Callable[[], Any]]] = TurnQueue()
-
-    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
-        """Queue a call of `work`, and return a future for its result."""
-        future: Future[Any] = Future()
-        with self._lock:
-            self._calls.append((future, partial(work, *args, **options)))
-        self._threads.submit(self.run_next)
-        return future
-
-    def has_other_clients(self, call: RunningCall) -> bool:
-        """Return whether another client has a waiting call that may run inside of `call`."""
-        with self._lock:
-            client = self._calls.find_client(call.list_blocked_clients())
-        return client is not None and len(call.clients) <= MAX_NESTED_CALLS
-
-    def run_next(self, outer: RunningCall | None = None) -> None:
-        """Run the waiting call whose turn it is, if there is one.
-
-        Args:
-            outer: The running call to interrupt: the waiting call runs inside of it. None in an idle thread.
-        """
-        interrupted = outer or RunningCall(self, ())  # a call of no client stands for an idle thread
-        with self._lock:
-            client = self._calls.find_client(interrupted.list_blocked_clients())
-            if client is None:  # all calls were run inside others
-                return
-            future, work = self._calls.popleft(client)
-        start = time.monotonic()
-        _THREAD.call = RunningCall(self, (*interrupted.clients, client))
-        try:
-            Context().run(self._run, future, work)  # without the context variables of the interrupted call
-        finally:
-            _THREAD.call = outer
-            end = time.monotonic()
-            # The interrupted call now gets as much time as the client has just had.
-            interrupted.blocked_until[client] = end + (end - start)
-
-    def _run(self, future: Future[Any], work: Callable[[], Any]) -> None:
-        """Run a call, and set the result or error of its future."""
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - the caller gets it from the future
-            future.set_exception(error)
-        finally:
-            del future  # otherwise the error, its traceback and this frame would refer to each other
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads. With `cancel_futures`, waiting calls are canceled instead of run."""
-        if cancel_futures:
-            with self._lock:
-                waiting = [future for future, _ in self._calls]
-            for future in waiting:
-                future.cancel()
-        self._threads.shutdown(wait)
-
-
 @contextmanager
 def allow_interruption(model: object) -> Iterator[None]:
-    """Let waiting calls of other clients run while the model works in the `with` body.
+    """Let calls of other clients run while the model works in the `with` body.
 
     The body must hold no lock that such a call needs. Models that cannot be interrupted finish their call first.
     """
-    call: RunningCall | None = getattr(_THREAD, "call", None)
+    call = get_running_call()
     if call is None or not can_interrupt(model):
         yield
         return
-
-    def pause() -> None:
-        if call.executor.has_other_clients(call):
-            with model.pause_inference():
-                call.executor.run_next(call)
-
-    with pause_at_checks(pause):
+    with pause_at_checks(partial(call.executor.pause, call, model.pause_inference)):
         yield
 
 
@@ -245,11 +99,11 @@ class Backend(ABC):
 
     @property
     def is_interruptible(self) -> bool:
-        """Whether a running call may pause when it checks its stop flag, so that another call runs inside of it."""
+        """Whether a running call may pause when it checks its stop flag, so that another call runs meanwhile."""
         return False
 
     def pause_inference(self) -> AbstractContextManager[None]:
-        """Return a context manager for a call that interrupts this model."""
+        """Return a context manager for a pause in which other calls use this model."""
         return nullcontext()
 
     @property

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from knowgate.core.redaction import redact_urls
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.gates import DEFAULT_GATE
-from knowgate.models.backend import CLIENT
+from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever

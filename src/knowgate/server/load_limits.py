@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from knowgate.core.http_client import request_deadline
 from knowgate.core.stop_flag import open_stoppable_context
-from knowgate.models.backend import CLIENT, TurnQueue
+from knowgate.models.fair_executor import CLIENT, TurnQueue
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.json_api import ApiError
 

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from knowgate.models.backend import FairExecutor
+from knowgate.models.fair_executor import FairExecutor
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server import json_api, load_limits, schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter, check_question_rate

@@ -18,7 +18,12 @@ from transformers.cache_utils import DynamicLayer
 
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_nan_error
-from knowgate.models.hf.forward_pass import PartialPass, run_lower_layers
+from knowgate.models.hf.forward_pass import (
+    PartialPass,
+    capture_last_states,
+    run_lower_layers,
+    supports_partial_pass,
+)
 from knowgate.models.hf.local_model import LocalModel
 from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
@@ -137,8 +142,12 @@ def prefill(
     if states_only and layers and max(layers) < len(model.base_model.layers):
         lower_pass, hidden = run_lower_layers(model, layers, inputs)
         return DecodingBatch(model, cache, mask, logits=None, hidden=hidden, lower_pass=lower_pass)
-    output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
-    hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
+    if supports_partial_pass(model):
+        with capture_last_states(model, layers) as hidden:
+            output = model(**inputs, logits_to_keep=1)
+    else:
+        output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
+        hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
     return DecodingBatch(model, cache, mask, logits=output.logits[:, -1], hidden=hidden)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -167,9 +168,10 @@ def run_lower_layers(
     """
     hidden: dict[int, torch.Tensor] = {}
 
-    def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         """Store the input of a layer at the last token. The highest layer stops the pass."""
-        if kwargs["past_key_values"] is not inputs["past_key_values"]:  # another call runs while this one is paused
+        # Another call can run while this one is paused. It passes no `kwargs` if it was paused when this hook was removed.
+        if kwargs is None or kwargs["past_key_values"] is not inputs["past_key_values"]:
             return
         states = args[0] if args else kwargs["hidden_states"]
         hidden[layer] = states[:, -1].clone()
@@ -187,6 +189,42 @@ def run_lower_layers(
         except _StopForward as stop:
             return stop.args[0], hidden
     raise RuntimeError(f"the forward pass did not reach layer {max(layers)}")
+
+
+@contextlib.contextmanager
+def capture_last_states(model: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+    """Yield a dictionary that gets the hidden states at the last token of each prompt when the model runs in the body.
+
+    The option `output_hidden_states` of transformers keeps the states of all layers and tokens instead: of 8,000 tokens
+    of the embedded LLM, 1 GB.
+
+    Args:
+        model: A transformers model for which `supports_partial_pass` is True.
+        layers: Numbers of the hidden states.
+    """
+    hidden: dict[int, torch.Tensor] = {}
+    thread = threading.get_ident()  # other threads can use the model while this one is paused
+
+    def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        # Another thread passes no `kwargs` if it was paused when this hook was removed.
+        if threading.get_ident() == thread and kwargs is not None:
+            states = args[0] if args else kwargs["hidden_states"]
+            hidden[layer] = states[:, -1].clone()
+
+    def store_output(layer: int, module: Any, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        if threading.get_ident() == thread:
+            hidden[layer] = output[:, -1].clone()
+
+    base = model.base_model
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            if layer < len(base.layers):
+                store_layer = functools.partial(store_input, layer)
+                hook = base.layers[layer].register_forward_pre_hook(store_layer, with_kwargs=True)
+            else:  # the last states come after the norm
+                hook = base.norm.register_forward_hook(functools.partial(store_output, layer))
+            hooks.enter_context(hook)  # removed at the end of the block
+        yield hidden
 
 
 def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:

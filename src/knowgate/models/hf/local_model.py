@@ -81,8 +81,7 @@ class LocalModel:
                 lock.release()
                 depth += 1
         try:
-            with torch.inference_mode(False):
-                yield
+            yield
         finally:
             for _ in range(depth):
                 lock.acquire()

@@ -18,7 +18,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import PatternTimeBudget
-from knowgate.models.backend import CLIENT, FairExecutor
+from knowgate.models.fair_executor import CLIENT, FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.stages import EMPTY_DRAFT_REASON, StageRunner
 from knowgate.retrieval.engines.http import HttpRetriever

@@ -18,7 +18,8 @@ from starlette.responses import Response
 
 from knowgate.errors import BadInput
 from knowgate.gates import TEXT_ONLY_GATE
-from knowgate.models.backend import CLIENT, can_interrupt
+from knowgate.models.backend import can_interrupt
+from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.server.chat.gate_service import GateService, describe_error

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.baselines import AlwaysGate, NeverGate
-from knowgate.models.backend import CLIENT
+from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.question_state import QuestionState
 from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate

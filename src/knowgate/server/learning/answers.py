@@ -26,7 +26,7 @@ from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSou
 from knowgate.errors import KnowgateError, ModelError
 from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_differ
 from knowgate.labels.grading import parse_verdict
-from knowgate.models.backend import CLIENT
+from knowgate.models.fair_executor import CLIENT
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.traffic_log import TrafficLog, close_connection

@@ -11,7 +11,7 @@ import aiohttp
 
 from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
-from knowgate.models.backend import FairExecutor
+from knowgate.models.fair_executor import FairExecutor
 from knowgate.server.json_api import LARGE_BODY_BYTES, load_json
 from knowgate.server.load_limits import run_in_thread
 from knowgate.server.streaming import InvalidResponse
