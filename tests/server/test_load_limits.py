@@ -196,7 +196,7 @@ class SlowParser:
     """Parses bodies, but waits at the first one until it is released. `names` are those of the parsed bodies."""
 
     def __init__(self, app, monkeypatch):
-        self.calls = app.state.service._parser_thread._calls
+        self.calls = app.state.service._parser_thread._waiting
         self.release = threading.Event()
         self.names = []
         monkeypatch.setattr(json_api, "parse_json_object", self.parse)
@@ -449,7 +449,7 @@ def serve_slow_judge(serve, judge, role, options):
     parts = {"gate": FailingGate(judge.score)} if role == "gate" else {"second_look": judge}
     address, app = serve(gate="always", options=options, change=use_parts(PATIENCE, **parts))
     service = app.state.service.gate_service
-    return address, service._gate_thread._calls if role == "gate" else service._search_lock._waiters
+    return address, service._gate_thread._waiting if role == "gate" else service._search_lock._waiters
 
 
 @pytest.mark.parametrize("role", ["gate", "second look"])

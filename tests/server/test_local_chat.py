@@ -152,7 +152,7 @@ def test_a_key_with_many_requests_does_not_delay_another_key(serve, tmp_path, mo
         return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers[name], timeout=60).status_code
 
     def count_calls():
-        return len(list(app.state.service.gate_service.rag.model.workers._calls))
+        return len(list(app.state.service.gate_service.rag.model.workers._waiting))
 
     def count_waiting():
         return count_calls() + sum(map(len, app.state.service.local_chat._batcher._queues.values()))
