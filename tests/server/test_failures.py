@@ -396,6 +396,23 @@ def unused():
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
 
 
+@pytest.mark.parametrize("ends", ["by the upstream", "at the deadline"])
+def test_a_stream_that_ends_in_an_error_counts_as_an_error(serve, stub, tmp_path, ends):
+    stub.breaks_off = ends == "by the upstream"
+    if ends == "at the deadline":
+        stub.waits_for = threading.Event()
+    options = {"decisions": str(tmp_path / "d.db"), "deadline": 1.0}
+    address, _ = serve(gate="never", options=options)
+    response = ask(address, stream=True)
+    assert '"error"' in response.text
+    until(lambda: httpx.get(f"{address}/v1/dashboard").json()["figures"]["requests"])
+    figures = httpx.get(f"{address}/v1/dashboard").json()["figures"]
+    assert figures["requests"] == {"5xx": 1}
+    assert "all" not in figures["arms"] or figures["arms"]["all"]["decided"] == 0
+    id = response.headers["x-knowgate-id"]
+    until(lambda: httpx.get(f"{address}/v1/decisions/{id}").json()["status"] >= 500)
+
+
 def test_a_stream_that_the_upstream_breaks_off_ends_with_an_error(serve, stub):
     stub.breaks_off = True
     address, _ = serve(gate="never")

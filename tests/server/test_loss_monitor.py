@@ -56,8 +56,10 @@ def test_several_keys_raise_the_alarm_for_all_and_the_alarm_names_the_first_of_t
         add_audits(monitor, "one", [1.0, 1.0])
         add_audits(monitor, "two", [1.0, 0.0])
         add_audits(monitor, "three", [0.0])
-    assert "most of them for key 'one': 120 of 180" in monitor.alarm
+    assert "most of them for key 'one': 120 of 180" in monitor.alarm_with_key
+    assert monitor.to_json()["loss"]["alarm"] == monitor.alarm_with_key
     assert monitor.get_alarm("three") == monitor.alarm
+    assert "'one'" not in monitor.alarm  # other keys read this reason in their responses
 
 
 def test_a_server_without_keys_has_one_alarm():

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from knowgate.server.json_api import ApiError
-from knowgate.server.streaming import format_error_end
+from knowgate.server.streaming import format_error_end, has_error
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +79,16 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result
 class EventStreamResponse(Response):
     """Response that streams events. It ends with the last event, a disconnect or the deadline, then calls `on_close`.
 
+    Attributes:
+        error_status: The status that a whole response would have had after the error that ended the stream, or None.
+
     Args:
         events: Encoded server-sent events.
         headers: Headers in addition to those of an event stream.
         deadline: Time of the event loop's clock at which the stream ends with an error event.
     """
+
+    error_status: int | None = None
 
     def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], deadline: float):
         super().__init__(None, 200, {**EVENT_STREAM_HEADERS, **headers})
@@ -97,7 +102,8 @@ class EventStreamResponse(Response):
         try:
             with suppress(DisconnectError):
                 async with CancelOnDisconnect(receive):
-                    error = await self._send_events(send)
+                    if error := await self._send_events(send):
+                        self.error_status = error.status
                     await self._send_end(scope, send, error)
         finally:
             await self.events.aclose()
@@ -109,6 +115,8 @@ class EventStreamResponse(Response):
         try:
             async with asyncio.timeout_at(self.deadline):
                 async for event in self.events:
+                    if has_error(event):
+                        self.error_status = 502
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
             message = "the answer was not complete before the deadline of the server, so the stream ends here."
@@ -133,6 +141,14 @@ class EventStreamResponse(Response):
                 scope["extensions"][ABORT_EXTENSION]["abort"]()
                 await asyncio.sleep(0)  # uvicorn notices the end of the connection in the next turn of the event loop
             raise DisconnectError from None
+
+
+async def reject_unstored(response: Response, headers: Mapping[str, str]) -> Response:
+    """Discard a response whose decision could not be stored. Return the error that is sent instead."""
+    if isinstance(response, EventStreamResponse):
+        await response.events.aclose()  # the stream is never sent, so it must be closed here
+    message = "the decision could not be stored, so the response is not sent. Try again later."
+    return ApiError(503, message, "log_down", headers).to_response()
 
 
 class HeaderBuffer:

@@ -153,13 +153,13 @@ class FeedbackRequest(ApiRequest):
     correction: Annotated[str, Field(max_length=MAX_FEEDBACK_CHARS), AfterValidator(str.strip)] | None = None
 
 
-class DeletionRequest(ApiRequest):
+class DeletionRequest(ApiRequest, extra="forbid"):
     """Body of POST /v1/forget, with the question to delete from all logs."""
 
     question: QuestionText
 
 
-class ClearAlarmRequest(ApiRequest):
+class ClearAlarmRequest(ApiRequest, extra="forbid"):
     """Body of POST /v1/learning/clear. `arm` is the gate in the A/B test, "a" or "b"."""
 
     arm: str = "a"

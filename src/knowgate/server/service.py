@@ -24,7 +24,7 @@ from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
-from knowgate.server.client_connection import EventStreamResponse, run_while_connected
+from knowgate.server.client_connection import EventStreamResponse, reject_unstored, run_while_connected
 from knowgate.server.database import is_locked
 from knowgate.server.learning.answers import delete_from_history
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
@@ -174,21 +174,27 @@ class Service:
         seconds = time.perf_counter() - trace.start
         if trace.decision is not None:
             response = await self._record_decision(route, response, trace)
-        if trace.way == "in-process" and isinstance(response, EventStreamResponse):
-            trace.on_end.append(partial(self._record_stream_end, route, trace, seconds))
+        if isinstance(response, EventStreamResponse):
+            trace.on_end.append(partial(self._record_stream_end, route, response, trace, seconds))
         else:
             self._count_request(route, response.status_code, seconds, seconds, trace)
         return response
 
-    def _record_stream_end(self, route: str, trace: RequestTrace, start_seconds: float) -> None:
-        """Replace the record of a stream of the LLM in this process: the choice and the timings are known at its end."""
-        seconds = time.perf_counter() - trace.start
-        if trace.decision is not None:
-            record = trace.to_record(trace.model_name, 200)
+    def _record_stream_end(
+        self, route: str, response: EventStreamResponse, trace: RequestTrace, start_seconds: float
+    ) -> None:
+        """Count a stream, and replace its record if it ended in an error or came from the LLM in this process.
+
+        The choice and the timings of that LLM are known only at the end.
+        """
+        seconds, status = time.perf_counter() - trace.start, response.error_status or 200
+        is_local = trace.way == "in-process"
+        if trace.decision is not None and (is_local or status != 200):
+            record = trace.to_record(trace.model_name if is_local else self.gate_service.rag.model.name, status)
             if self.decision_log is not None:
                 self.decision_log.append(record, trace.question, trace.owner, seconds, trace.question_keys)
             self.recent.append(record, trace.question, trace.owner, trace.question_keys, seconds)
-        self._count_request(route, 200, start_seconds, seconds, trace)
+        self._count_request(route, status, start_seconds, seconds if is_local else start_seconds, trace)
 
     def _count_request(self, route: str, status: int, start: float, seconds: float, trace: RequestTrace) -> None:
         """Add a request to the metrics. Its response started after `start` seconds, and was ready after `seconds`."""
@@ -215,7 +221,7 @@ class Service:
             ):
                 if not commit.done() or is_locked(commit.exception()):  # the decision may still be written later
                     self.decision_log.append({**record, "status": 503}, *texts)
-                return await _reject_unstored(response, trace)
+                return await reject_unstored(response, trace.headers)
         age = time.perf_counter() - trace.start
         self.recent.append(record, trace.question, trace.owner, trace.question_keys, age)
         if self.learner is not None and trace.client_request is not None:
@@ -440,11 +446,3 @@ class Service:
         learner_problems = [] if self.learner is None else self.learner.list_problems()
         problems = [limiter_problem, *learner_problems, read_worker_problem()]
         return [problem for problem in problems if problem]  # "" stands for no problem
-
-
-async def _reject_unstored(response: Response, trace: RequestTrace) -> Response:
-    """Discard a response whose decision could not be stored. Return the error that is sent instead."""
-    if isinstance(response, EventStreamResponse):
-        await response.events.aclose()  # the stream is never sent, so it must be closed here
-    message = "the decision could not be stored, so the response is not sent. Try again later."
-    return json_api.ApiError(503, message, "log_down", trace.headers).to_response()

@@ -258,6 +258,11 @@ def _is_error(line: bytes) -> bool:
     return is_candidate and bool((parse_event_data(line) or {}).get("error"))
 
 
+def has_error(event: bytes) -> bool:
+    """Return whether one of the lines of an event is an error."""
+    return b'"error"' in event and any(map(_is_error, event.splitlines()))
+
+
 class StreamEnd:
     """Check whether a stream has ended properly. A cut stream has no finish reason, error or [DONE]."""
 

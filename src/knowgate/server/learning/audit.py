@@ -429,7 +429,8 @@ def _update_monitor(arm: ExperimentArm, audits: Sequence[AuditRecord]) -> None:
         _add_to_monitor(monitor, audit)
     alarm = monitor.alarm
     if alarm and not had_alarm:
-        log.error("Alarm for gate %s: %s. All requests retrieve until the alarm is cleared.", arm.gate_spec, alarm)
+        message = "Alarm for gate %s: %s. All requests retrieve until the alarm is cleared."
+        log.error(message, arm.gate_spec, monitor.alarm_with_key)
     for owner in owners_without_alarm:
         key_alarm = monitor.get_alarm(owner)
         if key_alarm not in ("", alarm):  # the alarm for all keys was logged above

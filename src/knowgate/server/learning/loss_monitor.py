@@ -142,7 +142,12 @@ class LossMonitor:
         """Reason why all requests must retrieve, or "". One API key alone cannot cause this alarm."""
         if not self.is_violated or not self._is_confirmed_by_others():
             return ""
-        return f"{self._describe_violation()}{self._describe_main_key()}"
+        return self._describe_violation()
+
+    @property
+    def alarm_with_key(self) -> str:
+        """The alarm for all requests and the API key with the most changed answers. Only for administrators."""
+        return f"{self.alarm}{self._describe_main_key()}" if self.alarm else ""
 
     def _is_confirmed_by_others(self) -> bool:
         """Return whether too many answers still change if any single API key is left out."""
@@ -202,7 +207,7 @@ class LossMonitor:
             "promised": self.max_changed,
             "confidence": 1 - self.delta,
             "evidence": self._test.evidence_share if self._test else None,
-            "alarm": self.alarm,
+            "alarm": self.alarm_with_key,
             "keys": self._describe_keys(),
         }
 
