@@ -329,12 +329,13 @@ def test_calls_of_other_clients_run_during_a_call_and_change_nothing(model, kind
         return reading.draft, reading.samples, states
 
     alone = {name: read(name) for name in works}
-    ended = []
+    order = []
 
     def work(name):
+        order.append(f"{name} starts")
         with allow_interruption(model):
             result = read(name)
-        ended.append(name)
+        order.append(f"{name} ends")
         return result
 
     executor, calls = FairExecutor(1), {}
@@ -355,7 +356,8 @@ def test_calls_of_other_clients_run_during_a_call_and_change_nothing(model, kind
     results = {"long": calls["long"].result(60)}
     assert results | {name: call.result(60) for name, call in calls.items()} == alone
     executor.shutdown()
-    assert ended[0] != "long"  # although it began first
+    assert order[0] == "long starts"
+    assert order[1] != "long ends"  # another call has started meanwhile
 
 
 def test_other_threads_can_use_a_model_whose_call_is_interrupted(model):
