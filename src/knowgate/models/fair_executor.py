@@ -131,10 +131,9 @@ class FairExecutor(Executor):
             if not self._n_calls[call.client]:  # a new client has no advantage over those that have waited
                 self._seconds[call.client] = min(self._seconds.values(), default=0.0)
             self._n_calls[call.client] += 1
-            starts = self._n_free > 0
-            self._n_free -= starts
-        if starts:
-            self._threads.submit(self._run_calls)
+            if self._n_free:
+                self._n_free -= 1
+                self._threads.submit(self._run_calls)
         return future
 
     def _run_calls(self, call: Call | None = None) -> None:
@@ -174,10 +173,9 @@ class FairExecutor(Executor):
                 return
             call.may_continue.clear()
             self._paused.append(call)
-            is_new = self._start(other)
-        with in_pause():
-            if is_new:
+            if self._start(other):
                 self._threads.submit(self._run_calls, other)
+        with in_pause():
             call.may_continue.wait()
 
     def _choose(self, running: Call | None = None) -> Call | None:
