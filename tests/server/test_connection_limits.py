@@ -5,6 +5,7 @@ import logging
 import resource
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_li
 from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
 from knowgate.server.upstream.forwarding import UpstreamForwarder
+from tests.server.test_chat import ask
 from tests.support.hostile_server import HostileServer, http
 from tests.support.processes import until
 
@@ -503,3 +505,25 @@ def test_a_large_response_waits_for_a_place_until_an_earlier_one_is_read(serve):
             second.settimeout(10)
             read_all(first)
             assert read_all(second).startswith(b"HTTP/1.1 200")
+
+
+class CountingLock(FairLock):
+    count = 0
+
+    async def acquire(self):
+        self.count += 1
+        await super().acquire()
+
+
+def test_each_request_with_large_drafts_takes_one_place(serve):
+    """A parsed draft takes ten times the memory of its text. A second response waits for no second place."""
+    answer = {"message": {"role": "assistant", "content": "word " * 300_000}, "finish_reason": "stop"}
+    with HostileServer() as upstream:
+        upstream.reply = http({"choices": [{"index": 0, **answer}]})
+        address, app = serve(upstream=False, gate="logprob:mean", options={"upstream": f"{upstream.url}/v1"})
+        places = app.state.service.forwarder.upstream.large_responses = CountingLock(2)
+        with ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(lambda number: ask(address, f"Who is number {number}?"), range(4)))
+        assert [reply.status_code for reply in replies] == [200] * 4
+        assert len(upstream.seen) > places.count == 4
+        until(lambda: places._free_places == 2)

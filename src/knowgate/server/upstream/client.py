@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -44,7 +44,7 @@ MAX_INTERIM_RESPONSES = 100
 # Headers, chunk sizes, chunk extensions and trailers may be this much larger than the body. A chunk of one byte has five
 # bytes of them, and takes as long to parse as a large chunk.
 MAX_FRAMING_EXCESS = 64 << 10
-MAX_LARGE_RESPONSES = 32  # in memory until their clients have read them; one API key can have half of them
+MAX_LARGE_RESPONSES = 16  # in memory until their clients have read them; one API key can have half of them
 READ_BYTES = 64 << 10  # processed in one turn of the event loop, for each connection without TLS
 PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
@@ -86,7 +86,13 @@ class UpstreamConnection(ResponseHandler):
 
 
 class LimitedResponse(aiohttp.ClientResponse):
-    """Response of the upstream with a limit on interim responses (status 1xx). aiohttp has no such limit."""
+    """Response of the upstream with a limit on interim responses (status 1xx). aiohttp has no such limit.
+
+    Attributes:
+        wait_for_place: Called when a large body is being read into memory, to wait until there are few of them.
+    """
+
+    wait_for_place: Callable[[], Awaitable[None]] | None = None
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """Wait for the headers of the final response. Raise an error after too many interim responses.

@@ -214,7 +214,7 @@ async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
     """Read the beginning of a streamed answer, until `is_enough`. After a tool call, `completion` stays None."""
-    remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES))
+    remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES, is_kept=True))
     draft = UpstreamDraft(response, remaining_lines=remaining_lines)
     answer = StreamedResponse()
     byte_count = value_count = 0

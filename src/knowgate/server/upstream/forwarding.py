@@ -30,6 +30,7 @@ from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream import draft as drafts
 from knowgate.server.upstream.client import (
+    LimitedResponse,
     UpstreamClient,
     build_response_headers,
     forward_stream,
@@ -293,6 +294,8 @@ class UpstreamForwarder:
     async def _send(self, request: ForwardedRequest, path: str, content: bytes) -> aiohttp.ClientResponse:
         """Send a request to the upstream. At the latest, its connection is closed when the client's request ends."""
         response = await self.upstream.send("POST", path, content, request.headers)
+        if isinstance(response, LimitedResponse):
+            response.wait_for_place = partial(_take_place, self.upstream.large_responses, request.trace)
         request.trace.on_end.append(response.close)
         return response
 
@@ -327,7 +330,7 @@ async def forward_response(
         ApiError: The connection failed.
     """
     try:
-        content = await read_content(response, partial(_take_place, upstream.large_responses, trace))
+        content = await read_content(response)
         upstream.breaker.record_success()
         if response.status == 200 and annotates_body:
             await parse_completion(content)  # raises an error for an invalid response
@@ -340,9 +343,10 @@ async def forward_response(
 
 
 async def _take_place(large_responses: FairLock, trace: RequestTrace) -> None:
-    """Wait for a place among the large responses in memory. The place is free again when the request has ended."""
-    await large_responses.acquire()
-    trace.on_end.append(large_responses.release)
+    """Wait for a place among the requests with large responses in memory, unless this request has one until its end."""
+    if large_responses.release not in trace.on_end:
+        await large_responses.acquire()
+        trace.on_end.append(large_responses.release)
 
 
 async def _measure_draft(request: ForwardedRequest, draft: UpstreamDraft) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -29,9 +29,14 @@ GZIP_MARK = b"\x1f"  # first byte of a member of gzip data
 
 
 async def iter_chunks(
-    response: aiohttp.ClientResponse, max_bytes: int = MAX_STREAM_BYTES
+    response: aiohttp.ClientResponse, max_bytes: int = MAX_STREAM_BYTES, *, is_kept: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """Yield the body of a response as it arrives, decompressed.
+
+    Args:
+        response: The response. After MAX_FREE_BYTES of a body that is kept, its `wait_for_place` is called, if it has one.
+        max_bytes: Maximum size of the body.
+        is_kept: Whether the caller keeps the body in memory.
 
     Raises:
         InvalidResponse: The body is larger than `max_bytes`, or compressed in a format that is not supported.
@@ -41,6 +46,7 @@ async def iter_chunks(
         raise InvalidResponse("the body is compressed in a format that was not requested")
     decompressor = None if encoding in ("identity", "") else Decompressor()
     size = 0
+    wait_for_place = getattr(response, "wait_for_place", None) if is_kept else None
     async for chunk in response.content.iter_any():
         pieces: Iterable[bytes] = [chunk] if decompressor is None else decompressor.decompress(chunk)
         for piece in pieces:
@@ -48,6 +54,9 @@ async def iter_chunks(
             if size > max_bytes:
                 raise InvalidResponse(f"the body is larger than {max_bytes:,} bytes")
             yield piece
+            if size > MAX_FREE_BYTES and wait_for_place is not None:
+                await wait_for_place()
+                wait_for_place = None
             if decompressor is not None:
                 await asyncio.sleep(0)  # a small chunk can become large, so let other requests run
 
@@ -72,27 +81,14 @@ class Decompressor:
             raise InvalidResponse("the compressed body is invalid") from None
 
 
-async def read_content(
-    response: aiohttp.ClientResponse, wait_for_place: Callable[[], Awaitable[None]] | None = None
-) -> bytes:
+async def read_content(response: aiohttp.ClientResponse) -> bytes:
     """Read the whole body of a response, and close the response.
-
-    Args:
-        response: The response.
-        wait_for_place: Called once after MAX_FREE_BYTES of the body, before more is read.
 
     Raises:
         InvalidResponse: The body is larger than MAX_CONTENT_BYTES.
     """
-    chunks, size = [], 0
     async with response:
-        async for chunk in iter_chunks(response, MAX_CONTENT_BYTES):
-            chunks.append(chunk)
-            size += len(chunk)
-            if wait_for_place is not None and size > MAX_FREE_BYTES:
-                await wait_for_place()
-                wait_for_place = None
-    return b"".join(chunks)
+        return b"".join([chunk async for chunk in iter_chunks(response, MAX_CONTENT_BYTES, is_kept=True)])
 
 
 def parse_upstream_json(content: bytes) -> Any:
