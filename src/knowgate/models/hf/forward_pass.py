@@ -305,7 +305,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: the buffers exist from the start."""
 
     def get_max_length(self) -> int:
-        """Return the maximum number of tokens per answer, including those of its prompt."""
+        """Return the number of tokens in the prompt and in the longest answer."""
         return int(self.prompt_keys.shape[2] + self.keys.shape[3])
 
     get_seq_length = get_max_cache_shape = get_max_length  # the second is its name in transformers 5.0

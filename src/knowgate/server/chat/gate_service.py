@@ -114,7 +114,7 @@ class GateService:
     # --- the pipeline of a request ----------------------------------------------------------------
 
     def prepare(self, body: Mapping[str, Any], trace: RequestTrace) -> AdaptiveRAG:
-        """Return the pipeline for a request: the one that its options select, or that of its arm of the A/B test."""
+        """Return the pipeline for a request. The options of the request or the A/B test select it."""
         return self.select_pipeline(self.assign_arm(request_options.read_request_options(body), body, trace))
 
     def assign_arm(

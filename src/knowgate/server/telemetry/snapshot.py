@@ -127,7 +127,7 @@ class DecisionTotals:
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
 
     def merge(self, other: DecisionTotals) -> None:
-        """Add each sum of another process to the same sum of this one."""
+        """Add the totals of another process to these totals."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
