@@ -287,7 +287,7 @@ def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
 
 
 def _check_sample_layers(gates: Sequence[Gate], requests: Sequence[SignalRequest]) -> None:
-    """Raise BadSetting unless all gates read the hidden states of sampled answers at the same layers and tokens.
+    """Raise BadSetting if two gates read hidden states of sampled answers at different layers or tokens.
 
     One pass of the model returns only one hidden state per sampled answer.
     """
