@@ -42,7 +42,10 @@ def test_decisions_survive_a_restart(serve, tmp_path):
     assert httpx.get(f"{second}/v1/decisions/{id}").json()["id"] == id
 
 
-@pytest.mark.parametrize("body", [{}, {"id": 3, "rating": "up"}, {"id": "kg-1", "rating": "good"}])
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"id": 3, "rating": "up"}, {"id": "kg-1", "rating": "good"}, {"id": "kg-1", "rating": "up", "answer": "Rom"}],
+)
 def test_invalid_feedback_is_rejected(serve, tmp_path, body):
     address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")})
     assert httpx.post(f"{address}/v1/feedback", json=body).status_code == 400

@@ -635,11 +635,12 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
     assert {"a", "b"} == set(arms)
 
 
-def test_requests_that_name_the_gate_of_the_server_get_it_and_are_not_counted_in_a_comparison(serve):
-    address, _ = serve(gate="logprob:first", options={"gate_b": "always", "share_b": 1.0, "canary": 0.0})
+@pytest.mark.parametrize(("share_b", "arm"), [(1.0, "b"), (0.0, "a")])
+def test_requests_that_name_the_gate_of_the_server_get_it_and_are_not_counted_in_a_comparison(serve, share_b, arm):
+    address, _ = serve(gate="logprob:first", options={"gate_b": "always", "share_b": share_b, "canary": 0.0})
     named = ask(address, model="knowgate/logprob:first").json()["knowgate"]
     assert (named["gate"], named.get("arm"), named["mode"]) == ("logprob", None, "shadow")
-    assert ask(address, model="knowgate").json()["knowgate"]["arm"] == "b"
+    assert ask(address, model="knowgate").json()["knowgate"]["arm"] == arm
     both = ask(address, model="knowgate/logprob:first", knowgate={"retrieve": "never"}).json()["knowgate"]
     assert (both["gate"], both["retrieve"]) == ("never", False)
 

@@ -59,13 +59,14 @@ def supervisor(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("can_start", [True, False])
-def test_a_worker_that_replaces_another_one_has_time_to_load_its_models(supervisor, monkeypatch, can_start):
+def test_a_worker_that_replaces_another_one_has_time_to_load_its_models(supervisor, monkeypatch, caplog, can_start):
     monkeypatch.setattr(FakeWorker, "can_start", can_start)
     old = FakeWorker()
     supervisor.processes = [old]
     supervisor.restart_all()
     assert FakeWorker.waits == [600]
     assert (supervisor.processes[0] is old) is not can_start  # a worker that cannot start replaces none
+    assert ("The settings were reloaded" in caplog.text) is can_start
 
 
 def test_a_replacement_that_cannot_start_is_tried_again_after_growing_pauses(supervisor, monkeypatch, tmp_path, caplog):

@@ -44,7 +44,7 @@ class ServeOptions(Options):
         "With `upstream`: maximum seconds until a response starts, and between two parts of it. Default and maximum: "
         "0.9 times `deadline`.",
         gt=0,
-        le=86_400,
+        le=3_600,
     )
     way: ForwardingMode | None = option(
         None,
@@ -64,7 +64,7 @@ class ServeOptions(Options):
     port: int = option(8080, "Port to listen on.", ge=0, le=65535)
     workers: int = option(1, "Number of server processes. Each one loads its own model and index.", ge=1, le=256)
     strict: bool = option(False, "Return HTTP status 503 if a search fails. Default: answer without passages.")
-    deadline: float = option(120.0, "Maximum seconds for one request.", gt=0, le=86_400)
+    deadline: float = option(120.0, "Maximum seconds for one request.", gt=0, le=3_600)
     gate_seconds: float = option(10.0, "Maximum seconds for one decision or one search.", gt=0, le=3_600)
     largest_body: int = option(4 << 20, "Maximum size of a request body, in bytes.", ge=1024, le=1 << 30)
     most_tokens: Count = option(

@@ -144,7 +144,7 @@ class RerankRequest(ApiRequest):
     return_documents: bool | None = None
 
 
-class FeedbackRequest(ApiRequest):
+class FeedbackRequest(ApiRequest, extra="forbid"):
     """Body of POST /v1/feedback: a rating of the decision `id`, or the right answer as `correction`. Blank means none."""
 
     id: str

@@ -110,6 +110,7 @@ class WorkerSupervisor(Multiprocess):
             while old.process.is_alive() and not self.should_exit.is_set():
                 old.process.join(timeout=0.1)
             remove_gauges(old.pid)
+        log.warning("The settings were reloaded: %d new workers serve.", len(self.processes))
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or hang. A worker that cannot start is tried again after a pause."""

@@ -92,7 +92,7 @@ class Experiment:
         name = options.arm or ("b" if hash_to_unit("arm", user) < self.share_b else "a")
         # A request with another threshold, filter or maximum loss says nothing about the arm, so it is not counted. Requests
         # that name the gate of the server are not a random sample, which a comparison of two gates needs.
-        is_sample = not (options.arm and self.share_b)
+        is_sample = not (options.arm and len(self.arms) > 1)
         trace.arm = name if options.is_default and is_sample else ""
         trace.mode, shadow = self._choose_mode(self.arms[name], user, trace.owner)
         if trace.mode == "alarm":

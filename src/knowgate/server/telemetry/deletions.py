@@ -46,7 +46,7 @@ WITHOUT_DECISION = "decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE 
 DAY_SECONDS = 86_400.0
 DELETION_BATCH = 1_000  # decisions deleted at once; others can be written before the next ones are deleted
 TABLES_WITH_TEXTS = ("decisions", "feedback", "corrections", "audits")
-DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
+DELETION_SECONDS = 3_900.0  # longer than the longest request may take, which may be about a deleted question
 
 
 class Deletion(NamedTuple):
