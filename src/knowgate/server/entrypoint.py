@@ -13,6 +13,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,11 +148,20 @@ def _create_worker_app(
 
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     collect_garbage_less_often()
+    _use_thread_lock_for_progress_bars()
     try:
         return create_app(settings if read_settings is None else read_settings(), options)
     except KnowgateError as error:
         log.error("%s", error)
         sys.exit(STARTUP_FAILURE)
+
+
+def _use_thread_lock_for_progress_bars() -> None:
+    """Let tqdm, which sentence-transformers uses, do without a semaphore. Python would warn of it when the server stops."""
+    with suppress(ImportError):
+        from tqdm import tqdm
+
+        tqdm.set_lock(threading.RLock())
 
 
 def _stop_with_parent() -> None:
