@@ -124,6 +124,39 @@ def test_a_call_is_interrupted_only_where_it_allows_it(run):
     assert run(("a", 3), ("b", 1), is_allowed=False) == "aaab"
 
 
+@pytest.mark.parametrize(("credit", "order"), [(1, "aaaaba"), (3, "aaaabbba")])
+def test_short_calls_one_after_the_other_do_not_each_wait_for_a_long_one(busy, monkeypatch, credit, order):
+    monkeypatch.setattr(fair_executor, "CREDIT_SECONDS", credit)
+    monkeypatch.setattr(fair_executor, "LINGER_SECONDS", 1)
+    executor, release = busy
+    steps, clock, calls = [], [], []
+    monkeypatch.setattr(fair_executor, "time", SimpleNamespace(monotonic=lambda: sum(clock)))
+    model = InterruptibleModel(steps, clock)
+
+    def run_short():
+        with allow_interruption(model):
+            model.generate("b", 1)
+
+    def submit_short():
+        if len(calls) < 6:
+            calls.append(submit(executor, "b", run_short))
+            calls[-1].add_done_callback(lambda _: threading.Timer(0.02, submit_short).start())
+
+    def run_long():
+        with allow_interruption(model):
+            model.generate("a", 4)
+            submit_short()
+            check_stop_flag()
+            model.generate("a", 4)
+
+    long_call = submit(executor, "a", run_long)
+    release.set()
+    long_call.result(30)
+    while len(calls) < 6 or not calls[-1].done():
+        time.sleep(0.001)
+    assert "".join(steps).startswith(order)
+
+
 @pytest.mark.parametrize(("most", "order"), [(4, "abcab"), (1, "abbac")])
 def test_only_some_calls_pause_at_once(run, monkeypatch, most, order):
     monkeypatch.setattr(fair_executor, "MAX_PAUSED_CALLS", most)

@@ -14,7 +14,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
 from knowgate.models.backend import allow_interruption
 from knowgate.models.fair_executor import CLIENT, FairExecutor
-from knowgate.models.hf import loader
+from knowgate.models.hf import decoding, loader
 from knowgate.models.hf.decoding import draw_tokens
 from knowgate.models.hf.forward_pass import PrefixCache
 from knowgate.models.hf.model import HFModel
@@ -106,6 +106,29 @@ def test_the_upper_layers_run_only_for_continued_prompts(model):
         assert len(calls) == 1
     finally:
         hook.remove()
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 6])
+def test_a_long_prompt_that_is_read_in_pieces_gives_the_same_signals(model, monkeypatch, draft_tokens):
+    request = SignalRequest(layers=(0, 1, -1), draft_tokens=draft_tokens)
+    (whole,) = model.read(PROMPTS[1:2], request)
+    monkeypatch.setattr(decoding, "LONG_PROMPT_TOKENS", 8)
+    monkeypatch.setattr(decoding, "PIECE_TOKENS", 3)
+    widths = []
+    hook = model.loaded.model.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        (pieces,) = model.read(PROMPTS[1:2], request)
+    finally:
+        hook.remove()
+    assert max(widths) == 3
+    for layer in request.layers:
+        np.testing.assert_allclose(pieces.hidden[layer], whole.hidden[layer], atol=1e-4)
+    resumed = model.generate(PROMPTS[1:2], max_tokens=10, resume=[pieces.resume])
+    assert resumed[0][0].text == model.generate(PROMPTS[1:2], max_tokens=10)[0][0].text
+    if draft_tokens:
+        assert pieces.draft.text == whole.draft.text
 
 
 def test_states_after_the_draft_are_those_at_its_last_token(model):

@@ -16,6 +16,10 @@ from typing import Any, Generic, TypeVar
 Item = TypeVar("Item")
 MAX_PAUSED_CALLS = 4  # calls that pause at once, each of another client; each one keeps its memory
 SLICE_SECONDS = 0.1  # a call runs at least so much longer than those of another client before it pauses for them
+CREDIT_SECONDS = 1.0  # by how much a client that had no calls is ahead of the others
+LINGER_SECONDS = (
+    0.01  # for how long a paused call waits for the next call of a client, such as the next token of a stream
+)
 CLIENT: ContextVar[str] = ContextVar("client on whose behalf the model is used", default="")
 
 
@@ -104,7 +108,7 @@ class FairExecutor(Executor):
 
     The context variable `CLIENT` names the client of a call. Where `allow_interruption` permits it, a running call pauses
     for a call of a client whose calls have run for less time. So two clients get equal shares of the time, and a short
-    call does not wait for the end of a long one.
+    call does not wait for the end of a long one. A client that used less than its share has a credit of some time.
 
     Args:
         threads: Number of calls that run at once. Paused calls have threads of their own.
@@ -113,12 +117,14 @@ class FairExecutor(Executor):
     def __init__(self, threads: int):
         self._threads = ThreadPoolExecutor(threads + MAX_PAUSED_CALLS, "knowgate-model")
         self._lock = threading.Lock()
+        self._has_new_call = threading.Condition(self._lock)
         self._n_free = threads
         self._is_shut_down = False
         self._waiting: TurnQueue[Call] = TurnQueue()
         self._paused: list[Call] = []
         self._n_calls: Counter[str] = Counter()  # waiting, running and paused calls of each client
-        self._seconds: dict[str, float] = {}  # client -> for how long its calls have run, while it has calls
+        self._seconds: dict[str, float] = {}  # client -> for how long its calls have run
+        self._level = 0.0  # the least of these times among clients with calls; it never decreases
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         """Queue a call of `work`, and return a future for its result."""
@@ -128,13 +134,20 @@ class FairExecutor(Executor):
             if self._is_shut_down:
                 raise RuntimeError("the executor was shut down")
             self._waiting.append(call)
-            if not self._n_calls[call.client]:  # a new client has no advantage over those that have waited
-                self._seconds[call.client] = min(self._seconds.values(), default=0.0)
+            if not self._n_calls[call.client]:
+                self._admit(call.client)
             self._n_calls[call.client] += 1
+            self._has_new_call.notify_all()
             if self._n_free:
                 self._n_free -= 1
                 self._threads.submit(self._run_calls)
         return future
+
+    def _admit(self, client: str) -> None:
+        """Set the time of a client that had no calls. It gets a credit, but keeps what it has used of an earlier one."""
+        lowest = self._level - CREDIT_SECONDS
+        self._seconds = {name: time for name, time in self._seconds.items() if name in self._n_calls or time > lowest}
+        self._seconds.setdefault(client, lowest)
 
     def _run_calls(self, call: Call | None = None) -> None:
         """Run one call after another in this thread, until a paused call takes its place or no call waits."""
@@ -146,12 +159,17 @@ class FairExecutor(Executor):
                 self._count_time(call)
                 self._n_calls[call.client] -= 1
                 if not self._n_calls[call.client]:
-                    del self._n_calls[call.client], self._seconds[call.client]
-            call = self._take_next()
+                    del self._n_calls[call.client]
+            call = self._take_next(call.client)
 
-    def _take_next(self) -> Call | None:
-        """Remove and return the next waiting call. If it is the turn of a paused call instead, let that one continue."""
+    def _take_next(self, last_client: str | None = None) -> Call | None:
+        """Remove and return the next waiting call. If it is the turn of a paused call instead, let that one continue.
+
+        A paused call may run for long before it pauses again, so first wait for another call of the last client.
+        """
         with self._lock:
+            if last_client is not None and self._paused:
+                self._has_new_call.wait_for(lambda: last_client in self._n_calls, LINGER_SECONDS)
             call = self._choose()
             if call is None:
                 self._n_free += 1
@@ -211,6 +229,7 @@ class FairExecutor(Executor):
         now = time.monotonic()
         self._seconds[call.client] += now - call.since
         call.since = now
+        self._level = max(self._level, min(self._seconds[client] for client in self._n_calls))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads. With `cancel_futures`, waiting calls are canceled instead of run."""

@@ -273,7 +273,7 @@ class Service:
             forwarded = ForwardedRequest(body, request.state.body, request.headers, trace, self.deadline)
             work = self.forwarder.chat(forwarded)
         elif self.local_chat is not None:
-            work = self.local_chat.chat(body, trace, self.deadline)
+            work = self.local_chat.chat(body, len(request.state.body), trace, self.deadline)
         return await run_while_connected(request, work)
 
     async def forward(self, request: Request, trace: RequestTrace) -> Response:

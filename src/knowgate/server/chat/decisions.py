@@ -19,7 +19,13 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import GateService, describe_error
-from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
+from knowgate.server.chat.request_formats import (
+    REQUEST_FORMATS,
+    UngatedRequest,
+    check_upstream_tools,
+    extract_question,
+    may_be_follow_up,
+)
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES, RequestOptions, is_knowgate_model
 from knowgate.server.json_api import ApiError, dump_json, parse_request
 from knowgate.server.load_limits import limit_time
@@ -59,7 +65,7 @@ async def decide_questions(
         gate_service.set_model(trace, request.model, forwarder.upstream.find_default_model(headers))
     await _check_lengths(gate_service, request.questions or ())
     model = cast(Model, RewriteMeter(rag.model))  # not a full model, but rewriting follow-ups only calls `generate`
-    if forwarder is None:
+    if forwarder is None and may_be_follow_up(request.messages or ()):
         questions = await run_in_model_thread(rag.model, lambda: _read_questions(model, request))
     else:
         questions = await read_chat(body_bytes, lambda: _read_questions(model, request))

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from starlette.responses import Response
@@ -24,7 +25,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.local_pipeline import BatchError, GuardedStageRunner, QuestionBatcher, TracedQuestion
-from knowgate.server.chat.request_formats import UngatedRequest, extract_question
+from knowgate.server.chat.request_formats import UngatedRequest, extract_question, may_be_follow_up
 from knowgate.server.chat.request_options import (
     RequestOptions,
     UnprovenGate,
@@ -38,6 +39,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, format_error_end, format_event
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, TokenUsage, count_usage
+from knowgate.server.upstream.response_body import read_chat
 from knowgate.types import Answer, Decision, DecisionNote, Model, PassagesEvent, Question, StreamEvent
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
@@ -116,7 +118,7 @@ class LocalChat:
         self._batcher = QuestionBatcher(max_batch_size=options.batch)
         self._pipelines: dict[tuple[RequestOptions, int], AdaptiveRAG] = {}
 
-    async def chat(self, body: dict[str, Any], trace: RequestTrace, deadline: float) -> Response:
+    async def chat(self, body: dict[str, Any], body_bytes: int, trace: RequestTrace, deadline: float) -> Response:
         """Answer a chat request, as a stream or in a batch. `deadline` is a time of the event loop.
 
         Raises:
@@ -130,7 +132,7 @@ class LocalChat:
         trace.model_name = model.name
         trace.ignored_fields = _list_ignored(body)
         meter = RewriteMeter(model)
-        question = TracedQuestion.from_question(await self._extract_question(request, meter), trace)
+        question = TracedQuestion.from_question(await self._extract_question(request, body_bytes, meter), trace)
         if meter.seconds:
             trace.add_time("rewrite", meter.seconds)
         trace.set_question(question)
@@ -153,13 +155,17 @@ class LocalChat:
             pieces = self._generate(rag, question, progress)
         return await self._respond(pieces, progress, rag)
 
-    async def _extract_question(self, request: LocalChatRequest, meter: RewriteMeter) -> Question:
+    async def _extract_question(self, request: LocalChatRequest, body_bytes: int, meter: RewriteMeter) -> Question:
         """Return the question at the end of a chat, or raise an ApiError (400) if there is none.
 
         The model rewrites a follow-up question in its own thread. `meter` measures that. Canceling stops it.
         """
         model = cast(Model, meter)  # not a full model, but rewriting only calls `generate`
-        question = await run_in_model_thread(meter.model, lambda: extract_question(model, request.messages))
+        extract = partial(extract_question, model, request.messages)
+        if may_be_follow_up(request.messages):
+            question = await run_in_model_thread(meter.model, extract)
+        else:
+            question = await read_chat(body_bytes, extract)
         if isinstance(question, UngatedRequest):
             message = f"a model in this process answers plain questions only, but {question.reason}."
             raise ApiError(400, message, "not_a_question")

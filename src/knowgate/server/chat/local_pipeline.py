@@ -20,6 +20,7 @@ from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.pipeline.question_state import QuestionState
 from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate
 from knowgate.server.chat.gate_service import REPEATED_FAILURES, GateService, describe_error, make_fallback_decision
@@ -140,10 +141,12 @@ def _order_fairly(questions: list[PendingQuestion]) -> list[PendingQuestion]:
 
 async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[list[Answer], list[TokenUsage]]:
     """Answer a batch of questions. Return the answers and their token counts."""
-    answers = await rag.aanswer_many(questions)
-    loop = asyncio.get_running_loop()
-    usages = await loop.run_in_executor(rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers])
-    return answers, usages
+
+    def answer() -> tuple[list[Answer], list[TokenUsage]]:
+        answers = rag.answer_many(questions)
+        return answers, [count_usage(answer, rag) for answer in answers]
+
+    return await run_in_model_thread(rag.model, answer)
 
 
 # --- stages with limits ---------------------------------------------------------------------------

@@ -87,6 +87,11 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
     return question_from_messages(model, [*reversed(latest), {"role": "user", "content": text}])
 
 
+def may_be_follow_up(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether user or assistant said anything before the last message, so that the LLM may have to rewrite it."""
+    return any(message["role"] in ("user", "assistant") for message in messages[:-1])
+
+
 def _iter_texts_backwards(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield the texts of user and assistant, last one first, without messages that contain more than text."""
     for message in reversed(messages):
