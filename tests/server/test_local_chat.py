@@ -114,6 +114,15 @@ def test_canceled_requests_that_wait_for_the_model_do_not_start(serve, slow, opt
     assert (slow.n_started, slow.n_stopped) == (1, 1)
 
 
+def test_decisions_read_the_llm_in_its_own_thread_where_keys_take_turns(serve, monkeypatch):
+    read, threads = FakeModel.read, []
+    monkeypatch.setattr(FakeModel, "read", lambda *args: threads.append(threading.current_thread().name) or read(*args))
+    address, _ = serve(upstream=False, gate="logprob:mean")
+    reply = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30)
+    assert (reply.status_code, reply.json()["retrieve"]) == (200, True)
+    assert [name.startswith("knowgate-model") for name in threads] == [True]
+
+
 def test_a_batch_goes_on_while_somebody_waits_for_one_of_its_answers(serve, slow):
     address, app = serve(upstream=False, gate="never")
     app.state.service.local_chat._batcher.wait_seconds = 0.3  # both requests share a batch
@@ -178,6 +187,14 @@ def test_questions_to_an_llm_server_do_not_wait_for_each_other(serve, stub):
         until(lambda: len(stub.bodies) == 2)
         stub.waits_for.set()
         assert [first.result().status_code, second.result().status_code] == [200, 200]
+
+
+def test_many_questions_at_once_to_an_llm_server_do_not_block_each_other(serve, stub):
+    address, _ = serve(upstream=False, model=f"openai:stub-llm@{stub.url}", gate="never")
+    stub.slow = 0.1
+    with ThreadPoolExecutor(24) as threads:
+        replies = threads.map(lambda number: chat(address, f"Who wrote book {number}?", model="knowgate"), range(24))
+        assert {reply.status_code for reply in replies} == {200}  # within the client's five seconds
 
 
 FOLLOW_UP = [

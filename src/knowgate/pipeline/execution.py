@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from knowgate.core.stop_flag import open_stoppable_context
+from knowgate.core.stop_flag import check_stop_flag, open_stoppable_context
 from knowgate.core.validation import check_encodable
 from knowgate.errors import BadInput
 from knowgate.models.backend import allow_interruption
@@ -145,6 +145,11 @@ async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Resul
 
 async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
     """Yield the items of a blocking generator, computed in a thread of the model. Cancelling stops the model."""
+    if model.concurrency > 1:  # a remote model, whose generator holds a connection until its end
+        async with aclosing(_iterate_in_one_call(model, steps)) as stream:
+            async for item in stream:
+                yield item
+        return
     running = None
     with open_stoppable_context() as context:
         try:
@@ -158,6 +163,28 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
             if running is not None:
                 # The generator can be closed only when the thread has left it. If it has, this happens at once.
                 running.add_done_callback(lambda _: steps.close())
+
+
+async def _iterate_in_one_call(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
+    """Yield the items of a blocking generator that keeps its thread of the model until its end."""
+    loop = asyncio.get_running_loop()
+    items: asyncio.Queue[list[Item]] = asyncio.Queue()
+
+    def run() -> None:
+        with closing(steps):
+            for item in steps:
+                loop.call_soon_threadsafe(items.put_nowait, [item])
+                check_stop_flag()
+
+    with open_stoppable_context() as context:
+        running = asyncio.wrap_future(model.workers.submit(context.run, run))
+        running.add_done_callback(lambda _: items.put_nowait([]))
+        try:
+            while taken := await items.get():
+                yield taken[0]
+            await running
+        finally:
+            running.cancel()
 
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:
