@@ -80,10 +80,32 @@ def test_settings_can_be_reloaded(call: Call, started: list, docs: Path, tmp_pat
 
 
 def test_doctor_reports_a_server_that_can_start(call: Call, docs: Path, tmp_path: Path):
-    (tmp_path / "knowgate.toml").write_text(f'docs = "{docs}"\n[serve]\nport = 0\n', encoding="utf-8")
+    lines = [f'docs = "{docs}"', 'model = "fake"', "[serve]", "port = 0", 'decisions = "decisions.db"']
+    (tmp_path / "knowgate.toml").write_text("\n".join(lines), encoding="utf-8")
     outcome = call("doctor", "--serve")
     assert outcome.code == 0
     assert "Next: knowgate serve" in outcome.out
+    assert not Path("decisions.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('gate = "nonsense"', "unknown gate 'nonsense'"),
+        ('rules = "nowhere.toml"', "nowhere.toml"),
+        ('arbiter = "nowhere"', "nowhere"),
+        ('[serve]\ngate_b = "nonsense"', "unknown gate 'nonsense'"),
+        ("[serve]\naudit = 0.1", "`audit` needs a decision log"),
+        ('[serve]\ndecisions = "nowhere/decisions.db"', "cannot be opened"),
+    ],
+)
+def test_doctor_reports_a_component_that_cannot_be_loaded(call: Call, docs: Path, tmp_path: Path, line, message):
+    table = "" if "[serve]" in line else "\n[serve]"
+    lines = [f'docs = "{docs}"', 'model = "fake"', line + table, "port = 0"]
+    (tmp_path / "knowgate.toml").write_text("\n".join(lines), encoding="utf-8")
+    outcome = call("doctor", "--serve")
+    assert outcome.code == 1
+    assert message in " ".join(outcome.out.split())
 
 
 def test_doctor_reports_what_keeps_a_server_from_starting(call: Call, tmp_path: Path):

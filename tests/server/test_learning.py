@@ -655,6 +655,20 @@ def test_the_same_gate_twice_counts_each_request_once(serve, stub, tmp_path):
     assert get_arms(alone)["a"]["loss"]["drawn"] == 12
 
 
+def test_a_variant_of_a_gate_does_not_inherit_the_audits_of_another_one(serve, stub, tmp_path):
+    options = audit_options(tmp_path)
+    address, _ = serve(gate="logprob:first", options=options)
+    ask(address)
+    wait_for_audits(address, 1)
+    same, _ = serve(gate="logprob:first", options=options)
+    other, _ = serve(gate="logprob:min", options=options)
+    moved, _ = serve(gate="logprob:first", options={**options, "place": "system"})
+    assert [get_arms(url)["a"]["loss"]["drawn"] for url in (same, other, moved)] == [1, 0, 0]
+    assert httpx.get(f"{same}/v1/dashboard").json()["recent"] == []  # in memory
+    decision = httpx.get(f"{address}/v1/dashboard").json()["recent"][0]
+    assert httpx.get(f"{same}/v1/decisions/{decision['id']}").json()["gate_spec"] == "logprob:first"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -1102,7 +1116,8 @@ def test_audits_with_another_reranker_do_not_count():
 
     rag = AdaptiveRAG(FakeModel(), load_gate("never"))
     rerankers = [None, NamedReranker("a"), NamedReranker("b")]
-    assert len({_compute_scope(rag.replace(reranker=reranker)) for reranker in rerankers}) == 3
-    assert _compute_scope(rag.replace(reranker=NamedReranker("a"))) == _compute_scope(
-        rag.replace(reranker=rerankers[1])
-    )
+    scopes = [
+        _compute_scope(rag.replace(reranker=reranker), "never", ServeOptions())
+        for reranker in (*rerankers, NamedReranker("a"))
+    ]
+    assert (len(set(scopes)), scopes[1]) == (3, scopes[3])

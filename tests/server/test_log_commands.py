@@ -82,7 +82,7 @@ def test_a_gate_that_always_retrieves_has_no_other_thresholds(serve, tmp_path, c
 def test_decisions_of_another_gate_are_skipped_and_counted(serve, many, tmp_path, call):  # noqa: F811
     file, _, _ = served(serve, many, tmp_path)
     with closing(sqlite3.connect(file)) as database, database:
-        change = 'UPDATE decisions SET record = replace(record, \'"gate": "prompt"\', \'"gate": "other"\') WHERE id = '
+        change = 'UPDATE decisions SET record = replace(record, \'"gate_spec": "prompt\', \'"gate_spec": "other\') WHERE id = '
         database.execute(f"{change}(SELECT min(id) FROM decisions)")
     outcome = call("replay", file)
     assert outcome.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import platform
 import shutil
@@ -20,6 +21,7 @@ from knowgate.cli.console import create_console
 from knowgate.core import VERSION
 from knowgate.core.files import cache_dir
 from knowgate.core.options import Options, option
+from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_urls
 from knowgate.errors import KnowgateError, WeightsError
 from knowgate.models import embedded_weights as weights
@@ -192,13 +194,14 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
     except KnowgateError as error:
         yield Finding("settings", str(error), "correct the file, then: knowgate doctor --serve", is_broken=True)
         return
-    yield _check_documents(settings)
-    yield _check_port(options)
-    yield _check_keys(options)
+    findings = [_check_documents(settings), _check_port(options), _check_keys(options)]
     if options.upstream is None:
-        yield Finding("upstream", f"none: the server runs {settings.model} itself")
+        findings.append(Finding("upstream", f"none: the server runs {settings.model} itself"))
     else:
-        yield _check_upstream(options.upstream)
+        findings.append(_check_upstream(options.upstream))
+    yield from findings
+    if not any(finding.is_broken for finding in findings):
+        yield _check_components(settings, options)
 
 
 def _check_server_packages() -> Finding:
@@ -207,6 +210,29 @@ def _check_server_packages() -> Finding:
     if missing:
         return Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", is_broken=True)
     return Finding("server", "all packages are installed")
+
+
+def _check_components(settings: PipelineOptions, options: ServeOptions) -> Finding:
+    """Load what the server would load, such as gates, rules, arbiter and documents. New databases are not created."""
+    from knowgate.server.app import build_service
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            settings = settings.model_copy(update={"log": _replace_new_file(settings.log, folder)})
+            options = options.model_copy(update={"decisions": _replace_new_file(options.decisions, folder)})
+            asyncio.run(build_service(settings, options).close())
+        except (KnowgateError, OSError) as error:
+            return Finding(
+                "components", str(error), "correct the settings, then: knowgate doctor --serve", is_broken=True
+            )
+    return Finding("components", "gates, rules and documents can be loaded")
+
+
+def _replace_new_file(path: str | None, folder: str) -> str | None:
+    """Return the path of a file in `folder` instead of a file that does not exist yet, if it could be created."""
+    if path is None or is_postgres_address(path) or Path(path).exists() or not Path(path).parent.is_dir():
+        return path
+    return str(Path(folder, Path(path).name))
 
 
 def _check_documents(settings: PipelineOptions) -> Finding:

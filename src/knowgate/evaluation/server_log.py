@@ -78,11 +78,11 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
     selected = {key: item for key, item in decisions.items() if _get_gate_threshold_and_arm(item) == most_frequent}
     audits = _read_audits(location)
     drafts_for_arbiter = _has_drafts_for_arbiter(selected.values())
-    gate, threshold, _ = most_frequent
+    _, threshold, _ = most_frequent
     return LoggedTraffic(
         _get_path(location),
         events=[_make_event(record, audits.get(key, ()), drafts_for_arbiter) for key, record in selected.items()],
-        gates=Counter({gate: n_events}),
+        gates=Counter(str(record["gate"]) for record in selected.values()),
         models=Counter(str(record.get("model", "?")) for record in selected.values()),
         thresholds=Counter({threshold: n_events}),
         left_out=left_out,
@@ -125,7 +125,8 @@ def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float]]]:
 
 def _get_gate_threshold_and_arm(record: Mapping[str, Any]) -> tuple[str, float, str]:
     """Return the gate, the threshold and the arm of a stored decision. Both arms may have gates of the same name."""
-    return str(record["gate"]), float(record["threshold"]), _get_arm(record)
+    gate = record.get("gate_spec") or record["gate"]  # such as 'logprob:mean'; earlier versions stored only 'logprob'
+    return str(gate), float(record["threshold"]), _get_arm(record)
 
 
 def _get_arm(record: Mapping[str, Any]) -> str:

@@ -99,7 +99,9 @@ class PipelineOptions(DecisionOptions):
         None, "Log of which questions the LLM can answer: an SQLite file or postgresql://...", metavar="DB", repr=False
     )
     log_drafts: bool = option(
-        False, "To `log` more questions, also generate an answer from memory if the gate reads no complete one."
+        False,
+        "To `log` more questions, also generate an answer from memory if the gate reads no complete one. Not with an "
+        "upstream, where audits add labels.",
     )
     k: Count = option(3, "Maximum number of passages shown to the LLM.")
     max_tokens: Count = option(32, "Maximum length of an answer in tokens.")

@@ -255,6 +255,11 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     Raises:
         BadSetting: The options of the server do not fit the gate or arbiter of the pipeline.
     """
+    if options.upstream is not None and settings.log_drafts:
+        raise BadSetting(
+            "`log_drafts` works only with an LLM in this process. Remove it. With `upstream`, audits (`audit`) add labels of "
+            "questions that the gate reads no whole draft of."
+        )
     if options.upstream is not None:
         # The default gate depends on whether the upstream returns log-probabilities, so the upstream is asked.
         is_default_gate = settings.gate == DEFAULT_GATE

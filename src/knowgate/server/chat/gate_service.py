@@ -124,7 +124,7 @@ class GateService:
         # A request that names the server's own gate is treated as if it named none, so that alarm and shadow mode apply.
         if options.retrieve == "auto" and options.gate == self.gate_spec:
             options = replace(options, gate="", arm="a")
-        trace.has_own_options = not options.is_default
+        trace.has_own_options, trace.gate_spec = not options.is_default, self.gate_spec
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
     def select_pipeline(self, options: request_options.RequestOptions) -> AdaptiveRAG:

@@ -94,6 +94,7 @@ class Experiment:
         # that name the gate of the server are not a random sample, which a comparison of two gates needs.
         is_sample = not (options.arm and len(self.arms) > 1)
         trace.arm = name if options.is_default and is_sample else ""
+        trace.gate_spec = self.arms[name].gate_spec
         trace.mode, shadow = self._choose_mode(self.arms[name], user, trace.owner)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")

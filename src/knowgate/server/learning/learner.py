@@ -375,7 +375,7 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
         )
     _warn_if_constant(rag, options)
     monitor = LossMonitor(limit, delta, test_delta=test_delta)
-    return ExperimentArm(name, rag, monitor, _compute_scope(rag), gate_spec)
+    return ExperimentArm(name, rag, monitor, _compute_scope(rag, gate_spec, options), gate_spec)
 
 
 def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
@@ -415,11 +415,12 @@ def _warn_if_questions_are_not_shared(options: ServeOptions) -> None:
         )
 
 
-def _compute_scope(rag: AdaptiveRAG) -> str:
+def _compute_scope(rag: AdaptiveRAG, gate_spec: str, options: ServeOptions) -> str:
     """Return a hash of gate, LLM, index and so on. Stored audits count only for the same hash."""
     arbiter = rag.bound_arbiter
     parts = (
-        rag.gate.name,
+        # A fitted gate may be moved, so it is identified by its manifest instead of its folder.
+        rag.gate.name if isinstance(rag.gate, FittedGate) else gate_spec,
         _dump_manifest(rag.gate),
         f"{rag.used_threshold}",
         f"{rag.k}",
@@ -429,11 +430,13 @@ def _compute_scope(rag: AdaptiveRAG) -> str:
         f"{arbiter.fingerprint} {arbiter.makes_drafts}" if arbiter else "",
     )
     # These are left out if they are not used, so that audits of earlier versions still count.
-    filters = [
+    other_parts = [
         f"{rag.reranker.fingerprint} {rag.rerank_margin}" if rag.reranker else "",
         _dump_manifest(rag.second_look) if isinstance(rag.second_look, FittedGate) else "",
+        "" if options.place == "user" else f"place {options.place}",
+        "" if options.cite else "without citations",
     ]
-    return sha256_text(*parts, *filter(None, filters))[:16]
+    return sha256_text(*parts, *filter(None, other_parts))[:16]
 
 
 def _dump_manifest(gate: Gate) -> str:

@@ -119,6 +119,7 @@ class RequestTrace:
             earlier ones, which the question may repeat.
         question_keys: Hashes of the question and of `source_questions`, if they are stored.
         arm: Arm (gate) of the A/B test for which the request counts: "a" or "b". "" if it counts for none.
+        gate_spec: The gate of the server or arm, as the user names it, such as 'logprob:mean'.
         has_own_options: Whether the request sets options of its own, so that it says nothing about the server's gate.
         mode: Why the server retrieves regardless of the gate: "shadow", "canary", "alarm", or "" if it does not.
         client_request: The original request, which audits send again.
@@ -150,6 +151,7 @@ class RequestTrace:
     source_questions: tuple[str, ...] = ()
     question_keys: tuple[str, ...] = ()
     arm: str = ""
+    gate_spec: str = ""
     has_own_options: bool = False
     mode: str = ""
     client_request: ClientRequest | None = None
@@ -246,6 +248,7 @@ class RequestTrace:
             **self.to_json(),
             "status": status,
             "model": f"openai:{self.other_model}" if self.other_model else model,
+            "gate_spec": self.gate_spec,
             "own_options": self.has_own_options,
             "follow_up": bool(self.source_questions),  # whether the question was made from several messages of a chat
         }
