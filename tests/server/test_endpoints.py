@@ -168,6 +168,19 @@ def test_documents_are_reranked_in_batches_between_which_searches_run(serve):
     assert batches == [32, 32, 32, 4]
 
 
+def test_long_documents_are_reranked_in_smaller_batches_by_a_reranker_in_this_process(serve):
+    batches = []
+
+    def score(questions, passages):
+        batches.append(len(passages[0]))
+        return [[0.5 for _ in row] for row in passages]
+
+    address, _ = serve(gate="never", change=use_reranker(OddReranker(score)))
+    documents = ["x" * length for length in (5000, 5000, 100, 100)]
+    reply = httpx.post(f"{address}/v1/rerank", json={"query": "Who?", "documents": documents})
+    assert (reply.status_code, batches) == (200, [1, 3])
+
+
 def test_a_long_document_is_returned_whole_and_a_long_query_is_rejected(serve):
     lengths = []
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -18,7 +19,9 @@ from knowgate.gates.rules.rule_set import LIST_RULES_SECONDS, PatternTimeBudget
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
+from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat.gate_service import GateService, describe_error
+from knowgate.server.chat.local_pipeline import GuardedStageRunner, TracedQuestion
 from knowgate.server.chat.request_formats import (
     REQUEST_FORMATS,
     UngatedRequest,
@@ -37,7 +40,8 @@ from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.server.upstream.response_body import read_chat
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
-BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
+# After as many documents, waiting searches run. A reranker in this process may need seconds for long ones on a CPU.
+BATCH_DOCUMENTS, LOCAL_BATCH_CHARS = 32, 8_000
 MAX_DOCUMENT_CHARS = 50_000  # rerankers read less of a document, so the rest is not passed on
 
 
@@ -173,10 +177,23 @@ async def _decide_question(
     if decision is not None:
         return decision
     draft: Completion | None = None
-    if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
+    reads_llm = not gate_service.get_signal_request(rag, trace).is_empty
+    if reads_llm and forwarder is None:
+        return await _decide_in_process(gate_service, rag.without_rules, question, trace)
+    if reads_llm and forwarder is not None:
         trace.way = SEPARATE_DRAFT
         draft = await _request_draft(forwarder, rag, question, headers, trace)
     return await gate_service.decide(rag, question, draft, trace)
+
+
+async def _decide_in_process(
+    gate_service: GateService, rag: AdaptiveRAG, question: Question, trace: RequestTrace
+) -> Decision:
+    """Decide with a gate that reads the LLM in this process, in the thread of the LLM, where API keys take turns."""
+    runner = GuardedStageRunner(gate_service, asyncio.get_running_loop())
+    with trace.measure("gate"):
+        trace.decision = await rag.replace(runner=runner).adecide(TracedQuestion.from_question(question, trace))
+    return trace.decision
 
 
 async def _request_draft(
@@ -252,9 +269,22 @@ async def _score_in_batches(
     They are scored in batches, because searches of other requests can run between two batches.
     """
     scored: list[Passage] = []
-    for start in range(0, len(passages), BATCH_DOCUMENTS):
-        batch = passages[start : start + BATCH_DOCUMENTS]
+    batch_chars = math.inf if isinstance(reranker, RemoteReranker) else LOCAL_BATCH_CHARS
+    for batch in _split_documents(passages, batch_chars):
         work = partial(rerank, reranker, [query], [batch], len(batch))
         [scored_batch] = await gate_service.run_reranker(reranker, work)
         scored += scored_batch
     return scored
+
+
+def _split_documents(passages: Sequence[Passage], max_chars: float) -> Iterator[list[Passage]]:
+    """Split documents into batches of up to BATCH_DOCUMENTS. Those of several documents have up to `max_chars` characters."""
+    batch: list[Passage] = []
+    for passage in passages:
+        n_chars = sum(len(other.text) for other in batch) + len(passage.text)
+        if batch and (len(batch) == BATCH_DOCUMENTS or n_chars > max_chars):
+            yield batch
+            batch = []
+        batch.append(passage)
+    if batch:
+        yield batch

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Hashable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import TypeVar, cast
 
 from knowgate.core.stop_flag import StopError, check_stop_flag
@@ -33,6 +33,7 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.1  # between two checks whether anybody still waits for the answer
 BATCH_WAIT_SECONDS = 0.003
 MAX_BATCH_SIZE = 16  # a larger batch would make a single question wait longer for the others
+MAX_BATCH_CHARS = 20_000  # of several questions; those of a batch are in memory at the same time
 
 # --- batches --------------------------------------------------------------------------------------
 
@@ -94,13 +95,18 @@ class QuestionBatcher:
             await asyncio.sleep(self.wait_seconds)
             while queue := self._queues[batch_key]:
                 waiting = _order_fairly(queue)
-                batch = waiting[: self.max_batch_size]
-                queue[:] = waiting[self.max_batch_size :]
+                size = self._count_next(waiting)
+                batch, queue[:] = waiting[:size], waiting[size:]
                 if batch:
                     CLIENT.set(batch[0].owner)  # the LLM lets API keys take turns, and counts the batch for this one
                     await self._run_batch(rag, batch)
         finally:
             del self._queues[batch_key]
+
+    def _count_next(self, waiting: Sequence[PendingQuestion]) -> int:
+        """Return the size of the next batch: one question, or several that are not too long together."""
+        totals = accumulate(len(pending.question.text) for pending in waiting[: self.max_batch_size])
+        return max(1, sum(total <= MAX_BATCH_CHARS for total in totals))
 
     async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
         """Answer a batch of questions, and set the results or errors of their futures.
