@@ -69,7 +69,8 @@ LOADS = {
 }
 LOCAL_LOADS = {
     "60 lists of 200 long questions": Load(60, {"questions": [LONG_QUESTION] * 200}, "/decide", gate="logprob:mean"),
-"a question of 7,800 tokens": Load(1, make_chat("Which number is this? " + "1234567890" * 780))}
+    "a question of 7,800 tokens": Load(1, make_chat("Which number is this? " + "1234567890" * 780)),
+}
 
 
 @cache

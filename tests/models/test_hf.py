@@ -14,7 +14,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
 from knowgate.models.backend import allow_interruption
 from knowgate.models.fair_executor import CLIENT, FairExecutor
-from knowgate.models.hf import decoding, loader
+from knowgate.models.hf import loader, local_model
 from knowgate.models.hf.decoding import draw_tokens
 from knowgate.models.hf.forward_pass import PrefixCache
 from knowgate.models.hf.model import HFModel
@@ -112,8 +112,10 @@ def test_the_upper_layers_run_only_for_continued_prompts(model):
 def test_a_long_prompt_that_is_read_in_pieces_gives_the_same_signals(model, monkeypatch, draft_tokens):
     request = SignalRequest(layers=(0, 1, -1), draft_tokens=draft_tokens)
     (whole,) = model.read(PROMPTS[1:2], request)
-    monkeypatch.setattr(decoding, "LONG_PROMPT_TOKENS", 8)
-    monkeypatch.setattr(decoding, "PIECE_TOKENS", 3)
+    label_prompts, labels = [LabelPrompt((" ".join(["What is the tallest tower?"] * 5),))], ["true", "false"]
+    logits = model.label_logits(label_prompts, labels)[0]
+    monkeypatch.setattr(local_model, "LONG_PROMPT_TOKENS", 8)
+    monkeypatch.setattr(local_model, "PIECE_TOKENS", 3)
     widths = []
     hook = model.loaded.model.register_forward_pre_hook(
         lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -123,6 +125,7 @@ def test_a_long_prompt_that_is_read_in_pieces_gives_the_same_signals(model, monk
     finally:
         hook.remove()
     assert max(widths) == 3
+    np.testing.assert_allclose(model.label_logits(label_prompts, labels)[0], logits, atol=1e-4)
     for layer in request.layers:
         np.testing.assert_allclose(pieces.hidden[layer], whole.hidden[layer], atol=1e-4)
     resumed = model.generate(PROMPTS[1:2], max_tokens=10, resume=[pieces.resume])
@@ -337,6 +340,7 @@ REQUESTS = {
     "resumable": SignalRequest(draft_tokens=12, layers=(1,)),
     "states": SignalRequest(layers=(1,)),
     "samples": SignalRequest(draft_tokens=6, samples=3, sample_tokens=6, seed=0, resumable=False),
+    "labels": None,
 }
 
 
@@ -347,7 +351,10 @@ def test_calls_of_other_clients_run_during_a_call_and_change_nothing(model, kind
     works = {"long": kind} | {f"short {name}": name for name in REQUESTS} | {"other states": "states"}
 
     def read(name):
-        (reading,) = model.read([Prompt(texts[name.split()[0]], raw=True)], REQUESTS[works[name]])
+        text, request = texts[name.split()[0]], REQUESTS[works[name]]
+        if request is None:
+            return model.label_logits([LabelPrompt((text,))], ["true", "false"])[0].tolist()
+        (reading,) = model.read([Prompt(text, raw=True)], request)
         states = {layer: vector.tolist() for layer, vector in reading.hidden.items()}
         return reading.draft, reading.samples, states
 

@@ -176,7 +176,7 @@ def test_long_documents_are_reranked_in_smaller_batches_by_a_reranker_in_this_pr
         return [[0.5 for _ in row] for row in passages]
 
     address, _ = serve(gate="never", change=use_reranker(OddReranker(score)))
-    documents = ["x" * length for length in (5000, 5000, 100, 100)]
+    documents = ["x" * length for length in (3000, 3000, 100, 100)]
     reply = httpx.post(f"{address}/v1/rerank", json={"query": "Who?", "documents": documents})
     assert (reply.status_code, batches) == (200, [1, 3])
 

@@ -227,7 +227,8 @@ def _add_label_logits(
         return readings
     with wrap_plugin_errors(gate):
         label_prompts = gate.build_label_prompts(questions, readings)
-    logits = model.label_logits(label_prompts, gate.labels)
+    with allow_interruption(model):
+        logits = model.label_logits(label_prompts, gate.labels)
     return _add_to_field(readings, "labels", gate.name, logits)
 
 
@@ -240,7 +241,9 @@ def _add_tool_calls(gate: Gate, model: Model, questions: Sequence[Question], rea
             f"{model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or a gate without tool calls."
         )
     prompts = [Prompt(render_choices(question)) for question in questions]
-    return _add_to_field(readings, "signals", TOOL_CALL, model.tool_call_probabilities(prompts, SEARCH_TOOL))
+    with allow_interruption(model):
+        probabilities = model.tool_call_probabilities(prompts, SEARCH_TOOL)
+    return _add_to_field(readings, "signals", TOOL_CALL, probabilities)
 
 
 def add_neighbors(gate: Gate, questions: Sequence[Question], readings: list[Reading]) -> list[Reading]:

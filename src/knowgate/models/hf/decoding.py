@@ -29,8 +29,6 @@ from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
 Answers = list[GeneratedAnswer]
-# On a CPU, a long prompt is read in pieces, because calls of other clients can only run between two layers.
-LONG_PROMPT_TOKENS, PIECE_TOKENS = 2_048, 512
 INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole vocabulary is slow
 
 
@@ -141,32 +139,18 @@ def prefill(
     model = local.loaded.model
     inputs = local.make_inputs(ids)
     cache, mask = inputs["past_key_values"], inputs["attention_mask"]
-    is_long = len(ids) == 1 and len(ids[0]) > LONG_PROMPT_TOKENS and local.loaded.device.type == "cpu"
-    if states_only and layers and max(layers) < len(model.base_model.layers) and not is_long:
+    pieces = local.split_inputs(inputs)
+    if states_only and layers and max(layers) < len(model.base_model.layers) and len(pieces) == 1:
         lower_pass, hidden = run_lower_layers(model, layers, inputs)
         return DecodingBatch(model, cache, mask, logits=None, hidden=hidden, lower_pass=lower_pass)
     if supports_partial_pass(model):
         with capture_last_states(model, layers) as hidden:
-            for piece in _split_inputs(inputs) if is_long else [inputs]:
+            for piece in pieces:
                 output = model(**piece, logits_to_keep=1)
     else:
         output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
         hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
     return DecodingBatch(model, cache, mask, logits=output.logits[:, -1], hidden=hidden)
-
-
-def _split_inputs(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Split the arguments of a forward pass over a prompt into those of passes over PIECE_TOKENS tokens each."""
-    n_tokens = inputs["input_ids"].shape[1]
-    n_cached = inputs["attention_mask"].shape[1] - n_tokens
-    for start in range(0, n_tokens, PIECE_TOKENS):
-        end = min(start + PIECE_TOKENS, n_tokens)
-        yield {
-            **inputs,
-            "input_ids": inputs["input_ids"][:, start:end],
-            "position_ids": inputs["position_ids"][:, start:end],
-            "attention_mask": inputs["attention_mask"][:, : n_cached + end],
-        }
 
 
 def decode_greedily(

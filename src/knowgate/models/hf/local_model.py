@@ -15,12 +15,13 @@ import torch
 from knowgate.models import tokenization
 from knowgate.models.hf import batching, loader
 from knowgate.models.hf.batching import BatchLimits, BatchWork
-from knowgate.models.hf.forward_pass import PrefixCache, supports_shared_cache
+from knowgate.models.hf.forward_pass import PrefixCache, supports_partial_pass, supports_shared_cache
 from knowgate.models.hf.loader import LoadedModel, LoraAdapters, load_transformers
 from knowgate.types import Result, Vector
 
 FIRST_BATCH_SIZES = {"cuda": 512}  # questions that a GPU answers in about the time of a single one
 DEFAULT_FIRST_BATCH_SIZE = 4
+LONG_PROMPT_TOKENS, PIECE_TOKENS = 2_048, 512
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,24 @@ class LocalModel:
         inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
         return {**inputs, "past_key_values": cache, "use_cache": True}
 
+    def split_inputs(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Split the arguments of a forward pass over one long prompt on a CPU into those of passes over PIECE_TOKENS tokens.
+
+        Calls of other clients can only run between two layers, and a layer takes a second for 8,000 tokens at once.
+        """
+        tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+        n_prompts, n_tokens = tokens.shape
+        is_short = n_prompts > 1 or n_tokens <= LONG_PROMPT_TOKENS or self.loaded.device.type != "cpu"
+        if is_short or not supports_partial_pass(self.loaded.model):
+            return [inputs]
+        pieces = []
+        for start in range(0, n_tokens, PIECE_TOKENS):
+            part = slice(start, start + PIECE_TOKENS)
+            end = mask.shape[1] - n_tokens + min(part.stop, n_tokens)  # the mask begins with the cached prefix
+            piece = {"input_ids": tokens[:, part], "position_ids": inputs["position_ids"][:, part]}
+            pieces.append({**inputs, **piece, "attention_mask": mask[:, :end]})
+        return pieces
+
     def run_alone(self, work: Callable[[], Result]) -> Result:
         """Run work on a single prompt, holding the model's lock."""
         with self.adapters.lock:
@@ -205,7 +224,7 @@ def read_label_logits(
     beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]
     n_reusable = min(prompt.prefix for prompt in prompts)
     inputs = model.make_inputs([prompt.ids for prompt in prompts], beginnings, n_reusable)
-    states = llm.base_model(**inputs).last_hidden_state
+    states = torch.cat([llm.base_model(**piece).last_hidden_state for piece in model.split_inputs(inputs)], dim=1)
     label_states = states[_locate_tokens([prompt.columns for prompt in prompts])]
     values: Vector = apply_lm_head(llm, label_states, label_ids).cpu().numpy()
     if not np.isfinite(values).all():

@@ -41,7 +41,7 @@ from knowgate.server.upstream.response_body import read_chat
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
 # After as many documents, waiting searches run. A reranker in this process may need seconds for long ones on a CPU.
-BATCH_DOCUMENTS, LOCAL_BATCH_CHARS = 32, 8_000
+BATCH_DOCUMENTS, LOCAL_BATCH_CHARS = 32, 4_000
 MAX_DOCUMENT_CHARS = 50_000  # rerankers read less of a document, so the rest is not passed on
 
 
@@ -177,10 +177,9 @@ async def _decide_question(
     if decision is not None:
         return decision
     draft: Completion | None = None
-    reads_llm = not gate_service.get_signal_request(rag, trace).is_empty
-    if reads_llm and forwarder is None:
+    if forwarder is None and rag.bound_gate.needs and not gate_service.get_staleness(rag, ""):
         return await _decide_in_process(gate_service, rag.without_rules, question, trace)
-    if reads_llm and forwarder is not None:
+    if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
         trace.way = SEPARATE_DRAFT
         draft = await _request_draft(forwarder, rag, question, headers, trace)
     return await gate_service.decide(rag, question, draft, trace)
