@@ -31,7 +31,8 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
     rows = [(rule.name, rule.match.action, rule.match.reason) for rule in load_rules(rules).rules]
     print_table(("rule", "does", "because"), rows)
     inform("Try them: knowgate rules test QUESTIONS.txt")
-    inform("To use your own rules: knowgate ask --rules FILE. To use no rules: knowgate ask --no-rules")
+    inform("To use your own rules: knowgate ask --rules FILE")
+    inform("To use no rules: knowgate ask --no-rules")
 
 
 @app.command("test")
