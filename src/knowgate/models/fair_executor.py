@@ -17,9 +17,7 @@ Item = TypeVar("Item")
 MAX_PAUSED_CALLS = 4  # calls that pause at once, each of another client; each one keeps its memory
 SLICE_SECONDS = 0.1  # a call runs at least so much longer than those of another client before it pauses for them
 CREDIT_SECONDS = 1.0  # by how much a client that had no calls is ahead of the others
-LINGER_SECONDS = (
-    0.01  # for how long a paused call waits for the next call of a client, such as the next token of a stream
-)
+LINGER_SECONDS = 0.01  # maximum time until the next call of a client, such as the next token of a stream
 CLIENT: ContextVar[str] = ContextVar("client on whose behalf the model is used", default="")
 
 
