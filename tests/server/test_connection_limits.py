@@ -211,8 +211,9 @@ def test_half_open_requests_do_not_stop_health(serve):
         connection.close()
 
 
-def test_new_connections_replace_old_half_open_ones(serve, monkeypatch):
-    monkeypatch.setattr(connection_limits, "MAX_WAITING_PER_ADDRESS", 2)
+@pytest.mark.parametrize("limit", ["MAX_WAITING_PER_ADDRESS", "MAX_WAITING"])
+def test_new_connections_replace_old_half_open_ones(serve, monkeypatch, limit):
+    monkeypatch.setattr(connection_limits, limit, 2)
     monkeypatch.setattr(connection_limits, "MIN_EVICTION_SECONDS", 0.0)
     address, _ = serve(gate="never")
     connections = [connect(address) for _ in range(4)]

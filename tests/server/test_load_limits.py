@@ -1,6 +1,7 @@
 """One client cannot exhaust the server: bodies, JSON values, patterns and searches have limits."""
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -12,17 +13,20 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from pydantic import ValidationError
+from starlette.requests import Request
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from knowgate.core.validation import count_json_values
 from knowgate.data.history.entries import is_too_long
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.fair_executor import CLIENT
-from knowgate.server import json_api, schemas
+from knowgate.server import json_api, load_limits, schemas
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions, request_formats
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
 from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, parse_json_object, parse_request
 from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, FairLock, RequestSlots, UploadBudget
+from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream import forwarding
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -494,3 +498,40 @@ def test_a_cancelled_task_passes_a_fair_lock_on():
             return order
 
     assert asyncio.run(run()) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ('{"messages": [{"role": "user", "content": "Who wrote Emma?"}]}', {}),
+        ('{"messages": [{"role": "user", "content": "Who wrote Emma?"}], "stream": true}', {}),
+        ('{"messages": [{"role": "user", "content": "Who wrote Emma?"}]}', {"deadline": 0.3}),
+        ("{", {}),
+    ],
+    ids=["plain", "stream", "late", "invalid"],
+)
+def test_the_memory_of_a_request_is_free_without_garbage_collection(serve, stub, content, options):
+    """Large bodies would fill the memory until then, because garbage is collected by the number of objects."""
+    address, _ = serve(gate="logprob:mean", options=options)
+    stub.slow = 0.1 if "deadline" not in options else 1.0  # a request that takes longer notices disconnections
+    kinds = (RequestTrace, RequestResponseCycle, Request)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            headers = {"content-type": "application/json", "connection": "close"}
+            httpx.post(f"{address}/v1/chat/completions", content=content, headers=headers)
+        until(lambda: not [item for item in gc.get_objects() if isinstance(item, kinds)])
+    finally:
+        gc.enable()
+
+
+def test_garbage_is_collected_when_the_memory_has_grown(monkeypatch):
+    collected, memory = [], iter([100, 100, 100, 150, 90, 90, 90, 200, 201, 80, 80])
+    monkeypatch.setattr(load_limits, "GARBAGE_SECONDS", 0.0)
+    monkeypatch.setattr(load_limits, "GARBAGE_BYTES", 100)
+    monkeypatch.setattr(load_limits, "_measure_memory", lambda: next(memory))
+    monkeypatch.setattr(load_limits.gc, "collect", lambda: collected.append(1))
+    with pytest.raises(RuntimeError):  # the end of `memory`
+        asyncio.run(load_limits.collect_large_garbage())
+    assert collected == [1]

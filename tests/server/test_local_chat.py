@@ -123,6 +123,13 @@ def test_decisions_read_the_llm_in_its_own_thread_where_keys_take_turns(serve, m
     assert [name.startswith("knowgate-model") for name in threads] == [True]
 
 
+def test_a_decision_of_an_llm_that_fails_is_to_retrieve(serve, monkeypatch):
+    monkeypatch.setattr(FakeModel, "read", lambda *args: 1 / 0)
+    address, _ = serve(upstream=False, gate="logprob:mean")
+    reply = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30)
+    assert (reply.status_code, reply.json()["retrieve"], reply.json()["degraded"]) == (200, True, ["gate"])
+
+
 def test_a_batch_goes_on_while_somebody_waits_for_one_of_its_answers(serve, slow):
     address, app = serve(upstream=False, gate="never")
     app.state.service.local_chat._batcher.wait_seconds = 0.3  # both requests share a batch

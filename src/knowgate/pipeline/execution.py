@@ -163,6 +163,7 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
             if running is not None:
                 # The generator can be closed only when the thread has left it. If it has, this happens at once.
                 running.add_done_callback(lambda _: steps.close())
+            del running  # its error refers to this frame, so the memory of the question could not be freed at once
 
 
 async def _iterate_in_one_call(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:

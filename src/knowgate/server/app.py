@@ -35,7 +35,7 @@ from knowgate.server.client_connection import DisconnectError
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS, Endpoint
 from knowgate.server.json_api import ApiError
-from knowgate.server.load_limits import identify_client
+from knowgate.server.load_limits import collect_large_garbage, identify_client
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
 from knowgate.server.telemetry.trace import RequestTrace
@@ -79,6 +79,7 @@ def create_app(
         app.state.reloader.listen()
         works = (delete_expired_hourly, update_breakers, delete_from_memory)
         tasks = [asyncio.create_task(work(service)) for work in works]
+        tasks.append(asyncio.create_task(collect_large_garbage()))
         yield
         for task in tasks:
             task.cancel()

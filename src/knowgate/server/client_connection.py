@@ -59,6 +59,9 @@ class CancelOnDisconnect:
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = (
+                None  # its error refers to this object, so the memory of the request could not be freed at once
+            )
         if self._is_disconnected:
             remaining_cancellations = self._body.uncancel()  # without that of `_watch`
             is_only_cancellation = remaining_cancellations <= self._earlier_cancellations

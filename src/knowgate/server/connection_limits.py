@@ -33,6 +33,7 @@ MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses
 LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
+MAX_WAITING = 4_096  # the same, of all addresses together
 REQUESTS_PER_TURN = 16  # requests of an address that start in one iteration of the event loop
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
 
@@ -112,6 +113,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._addresses: defaultdict[str, AddressConnections] = shared.setdefault(
             "addresses", defaultdict(AddressConnections)
         )
+        self._waiting: dict[LimitedHttpProtocol, float] = shared.setdefault("waiting", {})  # of all addresses
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -122,6 +124,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         connections = self._addresses[self._address]
         connections.open.add(self)
         connections.evict(self.loop.time())
+        self._evict_oldest()
         if len(connections.open) > MAX_CONNECTIONS_PER_ADDRESS:
             transport.abort()
             return
@@ -137,12 +140,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not connections.open:
             del self._addresses[self._address]
         super().connection_lost(exc)
+        self.app = self.config.loaded_app  # no longer refers to this connection, so its memory can be freed at once
+
+    def _evict_oldest(self) -> None:
+        """Close the connection of any address that waits longest, if there are too many. Very new ones stay open."""
+        if len(self._waiting) > MAX_WAITING:
+            oldest, since = next(iter(self._waiting.items()))
+            if self.loop.time() - since >= MIN_EVICTION_SECONDS:
+                del self._waiting[oldest]
+                oldest.transport.abort()
 
     async def _run_in_turn(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request when it is the turn of its client address."""
         if self._address in self._addresses:  # otherwise all its connections have been closed
             await self._addresses[self._address].wait_for_turn()
-        await app(scope, receive, send)
+        # Headers of responses are changed in `_send`. If the cycle (a request of uvicorn) itself referred to `_send`, its body
+        # would stay in memory until the garbage collection.
+        cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
+        await app(scope, receive, partial(self._send, cycle))
 
     # --- headers ----------------------------------------------------------------------------------
 
@@ -150,12 +165,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Note that this connection waits for headers: start their time limit, and count their bytes from zero."""
         if self._header_timer is None:
             self._header_bytes = 0
-            self._addresses[self._address].waiting[self] = self.loop.time()
+            self._addresses[self._address].waiting[self] = self._waiting[self] = self.loop.time()
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
 
     def _stop_waiting(self) -> None:
         """Note that this connection no longer waits for headers, and stop their time limit."""
         self._addresses[self._address].waiting.pop(self, None)
+        self._waiting.pop(self, None)
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
@@ -250,8 +266,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._close_after_responses()
             raise ValueError("too many requests are queued on this connection")
         super().on_headers_complete()
-        # Headers of responses are changed in `_send`.
-        self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
         self.cycle.transport = HeaderBuffer(self.transport)  # type: ignore[assignment]
         self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}
 
@@ -380,7 +394,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
             self._stop_timer("_header_timer")  # a request that has a response gets no error for slow trailers
-            self._addresses[self._address].waiting[self] = self.loop.time()  # so that `evict` may close it
+            self._addresses[self._address].waiting[self] = self._waiting[self] = self.loop.time()  # may be evicted
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         elif self._responded_early:
             self.transport.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import logging
 import math
+import mmap
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -14,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -135,6 +138,31 @@ def identify_client(request: Request, key: ApiKey | None) -> str:
     if key is not None:
         return key.hash
     return request.client.host if request.client is not None else ""
+
+
+GARBAGE_SECONDS, GARBAGE_BYTES = 1.0, 256 << 20
+
+
+async def collect_large_garbage() -> None:
+    """Collect garbage each time that the memory of this process has grown by GARBAGE_BYTES.
+
+    Python collects garbage by the number of objects, and an error in a cycle can hold a response of many megabytes.
+    """
+    lowest = _measure_memory()
+    while True:
+        await asyncio.sleep(GARBAGE_SECONDS)
+        if _measure_memory() > lowest + GARBAGE_BYTES:
+            gc.collect()
+            lowest = _measure_memory()
+        lowest = min(lowest, _measure_memory())
+
+
+def _measure_memory() -> int:
+    """Return the memory of this process in bytes; 0 on systems other than Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 HOUR_SECONDS = 3600.0
@@ -326,6 +354,7 @@ async def run_in_place(
             else:
                 release_later = partial(_call_in_loop, asyncio.get_running_loop(), lock.release)
                 job.add_done_callback(partial(contextvars.copy_context().run, release_later))
+            del job  # its error refers to this frame, so the memory of the request could not be freed at once
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None], job: Future[Any]) -> None:

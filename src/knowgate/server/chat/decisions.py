@@ -190,8 +190,11 @@ async def _decide_in_process(
 ) -> Decision:
     """Decide with a gate that reads the LLM in this process, in the thread of the LLM, where API keys take turns."""
     runner = GuardedStageRunner(gate_service, asyncio.get_running_loop())
-    with trace.measure("gate"):
-        trace.decision = await rag.replace(runner=runner).adecide(TracedQuestion.from_question(question, trace))
+    try:
+        with trace.measure("gate"):
+            trace.decision = await rag.replace(runner=runner).adecide(TracedQuestion.from_question(question, trace))
+    except Exception as error:  # noqa: BLE001 - whatever the LLM raises, there is a decision
+        return gate_service.bypass_failed_gate(rag, trace, describe_error(error, gate_service.timeout))
     return trace.decision
 
 

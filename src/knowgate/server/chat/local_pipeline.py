@@ -297,9 +297,10 @@ class GuardedStageRunner(StageRunner):
         try:
             while not wait([running], POLL_SECONDS).done:
                 check_stop_flag()
+            return running.result()
         finally:
             running.cancel()
-        return running.result()
+            del running  # its error refers to this frame, so the memory of the request could not be freed at once
 
 
 def _get_question(state: QuestionState) -> TracedQuestion:

@@ -183,7 +183,8 @@ class RequestTrace:
 
     def end(self) -> None:
         """Call the functions `on_end`. The request has ended."""
-        for function in self.on_end:
+        functions, self.on_end = self.on_end, []  # they refer to this trace, so its memory could not be freed at once
+        for function in functions:
             function()
 
     async def hash_questions(self, threads: Executor) -> None:
