@@ -114,6 +114,13 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(dump_json(content), status, {"content-type": "application/json", **(headers or {})})
 
 
+def free_body(request: Request) -> int:
+    """Free the received body of a request that was parsed and may wait for long. Return its size in bytes."""
+    size = len(request.state.body)
+    request.state.body = b""
+    return size
+
+
 async def read_body(
     request: Request, *, max_bytes: int, timeout: float, reserve: Callable[[int], None] = lambda size: None
 ) -> bytes:

@@ -273,7 +273,7 @@ class Service:
             forwarded = ForwardedRequest(body, request.state.body, request.headers, trace, self.deadline)
             work = self.forwarder.chat(forwarded)
         elif self.local_chat is not None:
-            work = self.local_chat.chat(body, len(request.state.body), trace, self.deadline)
+            work = self.local_chat.chat(body, json_api.free_body(request), trace, self.deadline)
         return await run_while_connected(request, work)
 
     async def forward(self, request: Request, trace: RequestTrace) -> Response:
@@ -303,7 +303,7 @@ class Service:
             check_question_rate(request.state.key, len(questions))
             await self.count_requests(request.state.key, len(questions) - 1)  # the first one is already counted
         work = decide_questions(
-            self.gate_service, self.forwarder, body, len(request.state.body), request.headers, trace
+            self.gate_service, self.forwarder, body, json_api.free_body(request), request.headers, trace
         )
         return json_api.json_response(await run_while_connected(request, work), headers=trace.headers)
 
