@@ -69,6 +69,19 @@ def test_a_worker_that_replaces_another_one_has_time_to_load_its_models(supervis
     assert ("The settings were reloaded" in caplog.text) is can_start
 
 
+def test_a_full_disk_does_not_stop_the_supervisor(supervisor, monkeypatch, caplog):
+    def write_text(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(worker_supervisor, "write_text", write_text)
+    supervisor.keep_subprocess_alive()
+    supervisor.processes[1].kill()
+    supervisor.keep_subprocess_alive()  # starts a replacement at once
+    supervisor.processes[1].exitcode = 3
+    supervisor.keep_subprocess_alive()
+    assert "No space left on device. So GET /ready does not say that 1 of 2 workers cannot start" in caplog.text
+
+
 def test_a_replacement_that_cannot_start_is_tried_again_after_growing_pauses(supervisor, monkeypatch, tmp_path, caplog):
     now = [1000.0]
     monkeypatch.setattr(worker_supervisor.time, "monotonic", lambda: now[0])

@@ -86,7 +86,9 @@ def _run_workers(
     from knowgate.server.telemetry.snapshot import COUNTS_FILE_VARIABLE, PROBLEM_FILE_VARIABLE, SERVER_ID_VARIABLE
     from knowgate.server.worker_supervisor import WorkerSupervisor
 
-    with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
+    # A worker that writes its metrics to a full disk is killed by the system, so they are in memory where possible.
+    memory_folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="knowgate-", dir=memory_folder) as folder:
         metrics_folder = Path(folder, "metrics")  # of its own, because Prometheus reads every .db file there
         metrics_folder.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_folder)

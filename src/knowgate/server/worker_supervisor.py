@@ -17,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from knowgate.core.files import write_text
+from knowgate.errors import KnowgateError
 from knowgate.server.telemetry.metrics import remove_gauges
 
 log = logging.getLogger(__name__)
@@ -187,7 +188,10 @@ class WorkerSupervisor(Multiprocess):
             message = (
                 f"{len(self._restart_pauses)} of {len(self.processes)} workers cannot start; the server's log says why"
             )
-            write_text(self._problem_file, message)
+            try:
+                write_text(self._problem_file, message)
+            except (OSError, KnowgateError) as error:  # such as a full disk, with which the server must go on
+                log.error("%s. So GET /ready does not say that %s.", str(error).rstrip("."), message)
         else:
             self._problem_file.unlink(missing_ok=True)
 
