@@ -24,6 +24,7 @@ from knowgate.server.options import ServeOptions
 
 log = logging.getLogger(__name__)
 
+MEMORY_FOLDER = "/dev/shm"  # nosec B108 - a new folder with a random name is created in it
 OPEN_FILES = 16_384  # a process asks for no more
 GC_THRESHOLD = 20_000  # new objects between two collections of garbage; each one delays the requests in progress
 MIN_OPEN_FILES = 4_096  # connections of several client addresses, which can have 512 each, and of the upstream
@@ -87,8 +88,8 @@ def _run_workers(
     from knowgate.server.worker_supervisor import WorkerSupervisor
 
     # A worker that writes its metrics to a full disk is killed by the system, so they are in memory where possible.
-    memory_folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="knowgate-", dir=memory_folder) as folder:
+    parent = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="knowgate-", dir=parent) as folder:
         metrics_folder = Path(folder, "metrics")  # of its own, because Prometheus reads every .db file there
         metrics_folder.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_folder)
