@@ -24,7 +24,7 @@ from knowgate.server.options import ServeOptions
 
 log = logging.getLogger(__name__)
 
-MEMORY_FOLDER = "/dev/shm"  # nosec B108 - a new folder with a random name is created in it
+MEMORY_FOLDER = "/dev/shm"  # nosec B108
 OPEN_FILES = 16_384  # a process asks for no more
 GC_THRESHOLD = 20_000  # new objects between two collections of garbage; each one delays the requests in progress
 MIN_OPEN_FILES = 4_096  # connections of several client addresses, which can have 512 each, and of the upstream
