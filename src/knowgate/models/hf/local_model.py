@@ -69,7 +69,7 @@ class LocalModel:
 
     @property
     def is_interruptible(self) -> bool:
-        """Whether another call may run between two layers or tokens: on a CPU, where each call has its own state."""
+        """Whether a call may pause between two layers or tokens, so that another one can run. Only on a CPU."""
         return "loaded" in vars(self) and self.loaded.device.type == "cpu"
 
     @contextmanager

@@ -354,7 +354,7 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
 
 
 def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOptions) -> ExperimentArm:
-    """Build an arm of the A/B test: a gate with its alarm. The alarm needs a limit for changed answers.
+    """Build an arm of the A/B test: a gate with its alarm. Without a limit for changed answers, the alarm never goes off.
 
     Args:
         name: "a" or "b".
