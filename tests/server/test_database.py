@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from knowgate.errors import ArtifactError
 from knowgate.server.database import DECISION_MIGRATIONS, DECISION_TABLES, _to_sqlite, open_store
+from knowgate.server.telemetry.deletions import TABLES_WITH_TEXTS, delete_rows
 
 
 def open_log(path):
@@ -107,4 +109,52 @@ def test_a_reader_of_the_file_does_not_delay_deletions_and_the_log_is_truncated_
         transaction.execute("INSERT INTO decisions (id, at, question, record) VALUES ('d2', 2.0, 'Other?', '{}')")
     assert b"Secret?" not in log_file.read_bytes()
     assert b"Secret?" not in path.read_bytes()
+    store.close()
+
+
+INSERT_DECISION = "INSERT INTO decisions (id, at, question, record) VALUES (?, ?, ?, '{}')"
+
+
+def write_and_delete_decisions(path, seed):
+    """Open a log, write 250 decisions and delete half of them one by one. Return the log and the deleted questions."""
+    generator = random.Random(seed)
+    questions = {f"d{i}": f"Secret {i:03}? {'x' * generator.randint(300, 700)}" for i in range(250)}
+    store = open_log(path)
+    for id, question in questions.items():
+        with store.transaction() as transaction:
+            transaction.execute(INSERT_DECISION, (id, 1.0, question))
+    deleted = [id for id in questions if generator.random() < 0.5]
+    for id in deleted:
+        delete_rows(store, [id])
+    return store, [questions[id][:11].encode() for id in deleted]
+
+
+def count_remains(path, texts):
+    content = path.read_bytes() + path.with_name(f"{path.name}-wal").read_bytes()
+    return sum(text in content for text in texts)
+
+
+def test_copies_of_rows_that_sqlite_leaves_in_unused_parts_of_the_file_are_erased(tmp_path):
+    remains = []
+    for seed in range(20):
+        store, texts = write_and_delete_decisions(tmp_path / f"{seed}.db", seed)
+        store.fetch_rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        remains.append(count_remains(tmp_path / f"{seed}.db", texts))
+        store.vacuum(TABLES_WITH_TEXTS)
+        assert count_remains(tmp_path / f"{seed}.db", texts) == 0
+        store.close()
+    assert any(remains)  # otherwise the test proves nothing
+
+
+def test_a_file_that_cannot_be_rewritten_is_named_in_the_log(tmp_path, monkeypatch, caplog):
+    store, texts = write_and_delete_decisions(tmp_path / "log.db", 0)
+    writer = sqlite3.connect(tmp_path / "log.db")
+    writer.execute("BEGIN IMMEDIATE")
+    store.vacuum(TABLES_WITH_TEXTS)
+    assert "log.db may hold copies of rows deleted now, until others are deleted: database is locked" in caplog.text
+    writer.close()
+    monkeypatch.setattr("knowgate.data.history.sqlite_store.SMALL_FILE_BYTES", 0)
+    store.vacuum(TABLES_WITH_TEXTS)
+    assert "log.db may hold copies of deleted rows. At a quiet time: sqlite3 FILE VACUUM" in caplog.text
+    assert count_remains(tmp_path / "log.db", texts) <= 1  # at most a copy in an unused part
     store.close()

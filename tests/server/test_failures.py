@@ -262,7 +262,9 @@ def test_a_search_that_hangs_ends_with_its_request(serve):
     _, change = use_search(lambda queries: (has_reply.wait(20), [[] for _ in queries])[1])
     address, app = serve(upstream=False, gate="always", options={"deadline": 1.0}, change=change)
     app.state.service.gate_service.timeout = 60.0
-    assert ask(address, model="knowgate").status_code == 504
+    late = ask(address, model="knowgate")
+    assert late.status_code == 504
+    assert "x-knowgate-id" not in late.headers  # no decision has this id
     reply = ask(address, model="knowgate", knowgate={"retrieve": "never"})  # the thread of the LLM is free
     has_reply.set()
     assert reply.status_code == 200

@@ -198,7 +198,8 @@ class EndpointApp:
             return error.to_response()
         except TimeoutError:
             message = "the answer was not ready before the deadline of the server. Try again later."
-            return ApiError(504, message, "deadline", trace.headers).to_response()
+            headers = {} if trace.decision is None else trace.headers
+            return ApiError(504, message, "deadline", headers).to_response()
         except DisconnectError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:

@@ -20,7 +20,7 @@ from knowgate.core.files import create_private_file
 from knowgate.core.postgres import TableSchema, open_postgres
 from knowgate.core.postgres.address import is_postgres_address, parse_database_address, to_storable_text
 from knowgate.core.validation import expand_path
-from knowgate.data.history.sqlite_store import truncate_write_ahead_log
+from knowgate.data.history.sqlite_store import erase_deleted_rows, truncate_write_ahead_log
 from knowgate.errors import ArtifactError, KnowgateError
 
 if TYPE_CHECKING:
@@ -136,18 +136,14 @@ class SqliteStore:
             self._connection.execute("BEGIN IMMEDIATE")
             yield _StorableTransaction(self._connection)
         if self._must_truncate:
-            self._truncate_log(wait_seconds=0)
+            self._must_truncate = not truncate_write_ahead_log(self._connection, wait_seconds=0)
 
     def vacuum(self, tables: Sequence[str]) -> None:
-        """Truncate the write-ahead log, so that no deleted rows remain in it. `tables` is ignored.
+        """Erase deleted rows from the file, and from the write-ahead log by truncating it. `tables` is ignored.
 
-        This is impossible while another process reads the file. Then each later transaction tries again.
+        The log cannot be truncated while another process reads the file. Then each later transaction tries again.
         """
-        self._truncate_log(VACUUM_SECONDS)
-
-    def _truncate_log(self, wait_seconds: float) -> None:
-        """Truncate the write-ahead log, unless the file is in use for longer than `wait_seconds`."""
-        self._must_truncate = not truncate_write_ahead_log(self._connection, wait_seconds)
+        self._must_truncate = not erase_deleted_rows(self._connection, self._path, VACUUM_SECONDS)
 
     def close(self) -> None:
         self._connection.close()

@@ -59,6 +59,7 @@ DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # raised by sqlite for dama
 LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
 ERASE_SECONDS = 0.5  # to wait for readers before the write-ahead log is truncated
 RETRY_SECONDS = 1.0  # between later attempts to truncate it
+SMALL_FILE_BYTES = 64 << 20  # a file up to this size is rewritten within a second
 log = logging.getLogger(__name__)
 
 
@@ -148,6 +149,28 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
         time.sleep(0.01)
 
 
+def erase_deleted_rows(connection: sqlite3.Connection, path: Path, wait_seconds: float) -> bool:
+    """Rewrite a file without its deleted rows, if it is small, and truncate its write-ahead log.
+
+    SQLite overwrites deleted rows, but not the copies of rows that it leaves in unused parts of the file.
+
+    Returns:
+        Whether the write-ahead log was truncated. It is not if another connection reads the file for longer than
+        `wait_seconds`.
+    """
+    try:
+        if path.stat().st_size <= SMALL_FILE_BYTES:
+            connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file holds texts
+            connection.execute("VACUUM")
+        else:
+            log.warning(
+                "Unused parts of %s may hold copies of deleted rows. At a quiet time: sqlite3 FILE VACUUM", path
+            )
+    except (sqlite3.OperationalError, OSError) as error:  # locked, or the disk is full
+        log.warning("Unused parts of %s may hold copies of rows deleted now, until others are deleted: %s", path, error)
+    return truncate_write_ahead_log(connection, wait_seconds)
+
+
 def truncate_write_ahead_log(connection: sqlite3.Connection, wait_seconds: float) -> bool:
     """Truncate the write-ahead log of a file, which may hold deleted rows.
 
@@ -224,9 +247,9 @@ class SqliteHistory(HistoryStore):
             transaction.executemany(INSERT_ENTRY, rows)
 
     def _erase(self, ids: Sequence[int]) -> None:
-        """Erase deleted rows from the write-ahead log, and their vectors from the stored index."""
+        """Erase deleted rows from the files of the log, and their vectors from the stored index."""
         with self._erasing_lock:
-            self.has_remains = not truncate_write_ahead_log(self._database.connection(), ERASE_SECONDS)
+            self.has_remains = not erase_deleted_rows(self._database.connection(), self.path, ERASE_SECONDS)
             if self.has_remains and self._eraser is None:
                 log.warning("Deleted questions stay in %s-wal as long as another process reads the log.", self.path)
                 self._eraser = threading.Thread(target=self._erase_later, name="knowgate-erase", daemon=True)

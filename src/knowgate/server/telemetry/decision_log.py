@@ -58,10 +58,7 @@ INSERT_CORRECTION = "INSERT INTO corrections (decision, at, answer) VALUES (?, ?
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
-MIN_COMMIT_SECONDS, MAX_COMMIT_SECONDS = (
-    1.0,
-    20.0,
-)  # limits of the time for which a response waits for its decision to be stored
+MIN_COMMIT_SECONDS, MAX_COMMIT_SECONDS = 1.0, 20.0  # limits of the time for which a response waits for the commit
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 
@@ -95,8 +92,7 @@ class DecisionLog:
         stores_keys: Whether to store a hash of questions, by which decisions are found, even if the text is not stored.
         retain_days: Age in days after which decisions and all that refers to them are deleted. None keeps them.
         on_loss: Called with a reason and a number of decisions if decisions could not be stored.
-        is_shared: Whether other processes write to the same log. A decision that is not found is then searched again,
-            because another process may be about to write it.
+        is_shared: Whether other processes write to the same log. A missing decision is then searched for repeatedly.
 
     Raises:
         BadSetting: The file or database cannot be opened.
@@ -119,7 +115,7 @@ class DecisionLog:
         self._attempts = SHARED_ATTEMPTS if is_shared or is_postgres_address(location) else 1
         self._pending: list[DecisionRow] = []
         self._n_writing = 0  # rows that are being written, which are no longer pending
-        self._is_closing = False
+        self._is_closing, self._must_vacuum = False, False
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
         self._limited_log = LimitedLog(log)
@@ -293,9 +289,15 @@ class DecisionLog:
         ids = await self.run(lambda store: record_deletion(store, id, question, owner))
         for start in range(0, len(ids), DELETION_BATCH):
             await self.run(partial(delete_rows, ids=ids[start : start + DELETION_BATCH]))
-        if ids:
-            await self.run(lambda store: store.vacuum(TABLES_WITH_TEXTS))
+        self._must_vacuum |= bool(ids)
+        await self.run(self._vacuum)
         return ids
+
+    def _vacuum(self, store: Store) -> None:
+        """Vacuum the tables, unless that has been done since the last deletion."""
+        if self._must_vacuum:
+            self._must_vacuum = False
+            store.vacuum(TABLES_WITH_TEXTS)
 
     async def list_deletions(self) -> list[Deletion]:
         """Return the latest deletions by clients of all server processes."""
