@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
+from knowgate.models.fair_executor import CLIENT
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.traffic_log import TrafficLog, label_by_agreement
@@ -191,6 +192,32 @@ def test_flush_waits_for_the_one_thread_that_writes(tmp_path):
     log.flush()
     assert all(future.done() for future in futures)
     assert (store.count(scope), len(threads), log.problem) == (2, 1, "")
+    log.close()
+
+
+def test_clients_take_turns_and_one_waits_only_for_entries_on_its_question(tmp_path, monkeypatch):
+    store, gate, written = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event(), []
+    store.add = lambda entries: (gate.wait(20), written.extend(entry.question for entry in entries))
+    log, scope = TrafficLog(store), HistoryScope("m", "p")
+    monkeypatch.setattr("knowgate.pipeline.traffic_log.MAX_WAITING", 6)
+
+    def log_question(client, question):
+        token = CLIENT.set(client)
+        try:
+            return log.log_entries([LogEntry(question, KnowledgeLabel.KNOWN, scope, LabelSource.HUMAN)])
+        finally:
+            CLIENT.reset(token)
+
+    logged = [log_question(client, f"{client} {i}?") for client in ("alice", "eve") for i in range(3)]
+    assert log_question("eve", "one too many?").result(20) is False
+    assert log.problem.startswith("1 label")
+    log.flush(question_key("Another question?"))  # waits for nothing
+    assert not any(future.done() for future in logged)
+    gate.set()
+    log.flush(question_key("eve 0?"))
+    assert "eve 0?" in written
+    log.flush()
+    assert written == ["alice 0?", "eve 0?", "alice 1?", "eve 1?", "alice 2?", "eve 2?"]
     log.close()
 
 

@@ -8,6 +8,7 @@ import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
 from tests.support.invented import write_invented
+from tests.support.processes import PATIENCE
 from tools.local_server import run_server
 from tools.stub_upstream import running_stub
 
@@ -20,6 +21,7 @@ def isolate_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("KNOWGATE_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("knowgate.server.learning.learner.LABEL_SECONDS", PATIENCE)  # however busy the machine is
 
 
 @pytest.fixture

@@ -79,6 +79,22 @@ def test_savings_are_net_of_discarded_drafts(serve, stub, tmp_path):
     assert result["stages"]["gate"]["n"] == 3
 
 
+@pytest.mark.parametrize("count", [10**4200, 17 * 10**307, -(10**9), True, 1.5, "9"], ids=lambda count: str(count)[:9])
+def test_impossible_token_counts_of_the_upstream_are_replaced_by_estimates(serve, stub, monkeypatch, count):
+    async def answer(body):
+        reply = json.loads((await plain(body)).text)
+        return web.json_response({**reply, "usage": {"prompt_tokens": count, "completion_tokens": 4}})
+
+    plain, stub.sure = stub._plain, -9.0
+    monkeypatch.setattr(stub, "_plain", answer)
+    address, _ = serve(gate="logprob:first")
+    replies = [ask(address) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [200, 200]
+    assert replies[0].json()["usage"] == {"prompt_tokens": count, "completion_tokens": 8}
+    saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]
+    assert -100 < saved["tokens"] < 0  # two drafts of four tokens, and their short prompts
+
+
 @pytest.mark.parametrize("chosen", [0.1, 0.9])
 @pytest.mark.parametrize("gate", ["logprob:first", "always"])  # the draft is read by the gate, or by the arbiter alone
 def test_a_draft_costs_the_same_whether_the_arbiter_sends_it_or_not(serve, stub, monkeypatch, chosen, gate):

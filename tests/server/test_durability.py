@@ -12,11 +12,18 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
+from knowgate.server.database import SqliteStore
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry import decision_log, trace
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow, _store_feedback
-from knowgate.server.telemetry.deletions import DAY_SECONDS, DELETE_TEXTS, SELECT_UNFINDABLE, delete_rows
+from knowgate.server.telemetry.deletions import (
+    DAY_SECONDS,
+    DELETE_TEXTS,
+    SELECT_UNFINDABLE,
+    TABLES_WITH_TEXTS,
+    delete_rows,
+)
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
@@ -239,6 +246,35 @@ def test_a_decision_that_another_process_is_about_to_write_is_deleted_and_counte
     assert asyncio.run(deleter.delete(question="Who is Jane?")) == ["kg-1"]
     writer.close()
     deleter.close()
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_deletions_are_erased_from_the_whole_file_together_or_when_the_log_is_closed(tmp_path, monkeypatch, at_the_end):
+    vacuumed = []
+    monkeypatch.setattr(SqliteStore, "vacuum", lambda store, tables: vacuumed.append(tables))
+    log = DecisionLog(str(tmp_path / "log.db"), stores_questions=True)
+    for i in range(3):
+        log.append({"id": f"kg-{i}"}, f"Who is {i}?").result(30)
+        assert asyncio.run(log.delete(id=f"kg-{i}")) == [f"kg-{i}"]
+    assert vacuumed == []
+    if not at_the_end:
+        for _ in range(2):
+            log.erase_deleted()
+        log.run_blocking(lambda store: None)
+        assert len(vacuumed) == 1
+    log.close()
+    assert vacuumed == [TABLES_WITH_TEXTS]
+
+
+def test_a_server_erases_deletions_from_the_whole_file(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.app.ERASE_SECONDS", 0.05)
+    vacuumed = threading.Event()
+    monkeypatch.setattr(SqliteStore, "vacuum", lambda store, tables: vacuumed.set())
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "keep_questions": True})
+    id = ask(address).headers["x-knowgate-id"]
+    assert not vacuumed.is_set()
+    assert httpx.delete(f"{address}/v1/decisions/{id}").json()["decisions"] == 1
+    assert vacuumed.wait(30)
 
 
 class SlowCommit:

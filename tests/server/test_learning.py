@@ -765,6 +765,20 @@ def test_feedback_on_a_skipped_request_becomes_a_human_label(serve, stub, tmp_pa
     assert store.list_labels() == [(UNKNOWN, label, LabelSource.HUMAN)]
 
 
+def test_feedback_does_not_wait_for_an_embedding_model_that_hangs(serve, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.learning.learner.LABEL_SECONDS", 0.1)
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
+    address, app = serve(gate="never", options=options)
+    store, responds = use_history(app), threading.Event()
+    monkeypatch.setattr(store, "add", lambda entries, add=store.add: (responds.wait(60), add(entries)))
+    id = ask(address).headers["x-knowgate-id"]
+    wait_until(lambda: app.state.service.recent.find(id).get("closed"))
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
+    assert httpx.post(f"{address}/v1/forget", json={"question": "Another?"}).json()["forgotten"] is True
+    responds.set()
+    wait_until(store.list_labels)
+
+
 def test_a_rating_after_a_search_of_the_application_becomes_no_label(serve, stub, tmp_path):
     options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
     address, app = serve(gate="always", options=options)

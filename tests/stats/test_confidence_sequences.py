@@ -1,12 +1,14 @@
 """Confidence sequences and tests that may be looked at after each number: values by hand, coverage by simulation."""
 
+import copy
 import math
+import random
 
 import numpy as np
 import pytest
 
 from knowgate.errors import KnowgateError
-from knowgate.stats.confidence_sequences import LAMBDAS, PSI, GuaranteeTest, MeanConfidenceSequence
+from knowgate.stats.confidence_sequences import LAMBDAS, PSI, GuaranteeTest, GuaranteeTests, MeanConfidenceSequence
 from tests.support.params import also_slow
 
 DELTA, DAYS, A_DAY = 0.05, 500, 200  # quiet days, each with so many audited questions
@@ -143,3 +145,24 @@ def test_invalid_values_are_rejected():
         GuaranteeTest(0)
     with pytest.raises(KnowgateError, match="delta=1 is not allowed"):
         MeanConfidenceSequence(1)
+
+
+def test_many_tests_at_once_give_the_same_results_as_single_ones():
+    generator = random.Random(1)
+    everything, together, single = GuaranteeTest(0.05), GuaranteeTests(), []
+    numbers_of_violated = set()
+    for step in range(400):
+        if step % 40 == 0:  # a new copy starts with what all have seen so far
+            together.append(everything)
+            single.append(copy.deepcopy(everything))
+        value, exception = float(generator.random() < 0.1), generator.randrange(len(single))
+        everything.add(value)
+        together.add(value, everything, exception)
+        for number, test in enumerate(single):
+            if number != exception:
+                test.add(value)
+        assert together.are_violated.tolist() == [test.is_violated for test in single]
+        if not together.are_violated.all():
+            assert together._capital == pytest.approx(np.array([test.capital for test in single]))
+        numbers_of_violated.add(sum(test.is_violated for test in single))
+    assert len(numbers_of_violated) > 2  # they do not end together

@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
 from knowgate.data.history.store import HistoryStore
 from knowgate.data.signals.samples import canonical_answer
+from knowgate.models.fair_executor import TurnQueue
 from knowgate.pipeline.question_state import is_complete_draft
 from knowgate.types import Answer, Gate, Question, Reading, Signal, SignalRequest
 
+MAX_WAITING = 1_000  # calls of `log_entries` whose entries wait; those of further calls are lost
 log = logging.getLogger(__name__)
 
 
@@ -69,6 +71,7 @@ class TrafficLog:
         self.n_labeled = 0
         self.n_lost = 0
         self._lock = threading.Lock()
+        self._waiting: TurnQueue[tuple[list[LogEntry], Future[bool]]] = TurnQueue()  # in which clients take turns
         self._writer = ThreadPoolExecutor(1, "knowgate-log")  # starts its thread at the first entry
 
     @property
@@ -107,24 +110,53 @@ class TrafficLog:
         Returns:
             A future that says whether the entries were written.
         """
+        future: Future[bool] = Future()
         with self._lock:
             self.n_labeled += len(entries)
-        return self._writer.submit(self._write, list(entries))
+            is_full = len(list(self._waiting)) >= MAX_WAITING
+            if not is_full:
+                self._waiting.append((list(entries), future))
+        if is_full:
+            self._count_loss(entries, "too many are waiting to be written")
+            future.set_result(False)
+        else:
+            self._writer.submit(self._write_next)
+        return future
+
+    def _write_next(self) -> None:
+        """Write the entries of the client whose turn it is."""
+        with self._lock:
+            client = self._waiting.find_client()
+            assert client is not None  # this function is called once for each item of the queue
+            entries, future = self._waiting.peek(client)
+        future.set_result(self._write(entries))
+        with self._lock:
+            self._waiting.popleft(client)
 
     def _write(self, entries: list[LogEntry]) -> bool:
         """Write entries to the history, and return whether that worked. Errors are logged and counted, not raised."""
         try:
             self.store.add(entries)
         except Exception as error:  # noqa: BLE001 - a broken log does not stop the pipeline from answering
-            log.warning("Questions could not be logged: %s", error)
-            with self._lock:
-                self.n_lost += len(entries)
+            self._count_loss(entries, error)
             return False
         return True
 
-    def flush(self) -> None:
-        """Wait until all entries that were logged before this call are written."""
-        self._writer.submit(lambda: None).result()
+    def _count_loss(self, entries: Sequence[LogEntry], reason: object) -> None:
+        """Count entries that could not be written."""
+        log.warning("Questions could not be logged: %s", reason)
+        with self._lock:
+            self.n_lost += len(entries)
+
+    def flush(self, key: str | None = None) -> None:
+        """Wait until all entries that were logged before this call are written: those of `key`, or all.
+
+        Args:
+            key: Hash of a question.
+        """
+        with self._lock:
+            waiting = list(self._waiting)
+        wait([future for entries, future in waiting if key is None or any(entry.key == key for entry in entries)])
 
     def close(self) -> None:
         """Wait until all entries are written, and close the connection. The log can still be used afterwards."""

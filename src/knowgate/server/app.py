@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
 FINGERPRINT_TTL_SECONDS = 60.0
 CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
+ERASE_SECONDS = 10.0  # interval at which copies of deleted decisions are erased
 BREAKER_SECONDS = 1.0
 MEMORY_SECONDS = 10.0
 
@@ -77,7 +78,7 @@ def create_app(
         """Listen for SIGHUP while the server runs, and close the service at the end."""
         app.state.reloader = SettingsReloader(service, settings, read_settings)
         app.state.reloader.listen()
-        works = (delete_expired_hourly, update_breakers, delete_from_memory)
+        works = (delete_expired_hourly, erase_deleted, update_breakers, delete_from_memory)
         tasks = [asyncio.create_task(work(service)) for work in works]
         tasks.append(asyncio.create_task(collect_large_garbage()))
         yield
@@ -106,6 +107,14 @@ async def delete_expired_hourly(service: Service) -> None:
             await asyncio.to_thread(retriever.retriever.delete_expired)
         del retriever  # otherwise this task would keep the old index in memory after a reload of the settings
         await asyncio.sleep(CLEANUP_SECONDS)
+
+
+async def erase_deleted(service: Service) -> None:
+    """Erase deleted decisions from the file or database. All workers together do that once in ERASE_SECONDS."""
+    while True:
+        await asyncio.sleep(ERASE_SECONDS * service.options.workers)
+        if service.decision_log is not None:
+            service.decision_log.erase_deleted()
 
 
 async def update_breakers(service: Service) -> None:

@@ -95,7 +95,7 @@ def _list_columns(statements: Iterable[str]) -> dict[str, frozenset[str]]:
     return {table: frozenset(names) for table, names in columns.items()}
 
 
-VACUUM_SECONDS = 0.1
+TRUNCATE_SECONDS = 0.1  # to wait for readers before the write-ahead log is truncated
 SERVER_SCHEMA = TableSchema("server", SERVER_MIGRATIONS, _list_columns(chain(*SERVER_MIGRATIONS)))
 
 
@@ -138,12 +138,16 @@ class SqliteStore:
         if self._must_truncate:
             self._must_truncate = not truncate_write_ahead_log(self._connection, wait_seconds=0)
 
-    def vacuum(self, tables: Sequence[str]) -> None:
-        """Erase deleted rows from the file, and from the write-ahead log by truncating it. `tables` is ignored.
+    def truncate_log(self) -> None:
+        """Truncate the write-ahead log, so that no deleted rows remain in it.
 
-        The log cannot be truncated while another process reads the file. Then each later transaction tries again.
+        This is impossible while another process reads the file. Then each later transaction tries again.
         """
-        self._must_truncate = not erase_deleted_rows(self._connection, self._path, VACUUM_SECONDS)
+        self._must_truncate = not truncate_write_ahead_log(self._connection, TRUNCATE_SECONDS)
+
+    def vacuum(self, tables: Sequence[str]) -> None:
+        """Erase deleted rows from the whole file, and from the write-ahead log. `tables` is ignored."""
+        self._must_truncate = not erase_deleted_rows(self._connection, self._path, TRUNCATE_SECONDS)
 
     def close(self) -> None:
         self._connection.close()
@@ -164,6 +168,9 @@ class PostgresStore:
         """Open a transaction. Transactions with the same `lock` run one at a time, in all processes."""
         with self._database.transaction(lock) as transaction:
             yield _StorableTransaction(transaction)
+
+    def truncate_log(self) -> None:
+        """Do nothing. PostgreSQL manages its write-ahead log itself."""
 
     def vacuum(self, tables: Sequence[str]) -> None:
         """Run VACUUM on these tables, which removes deleted rows from the disk."""

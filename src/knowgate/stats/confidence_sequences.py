@@ -170,6 +170,40 @@ class GuaranteeTest:
         return min(1.0, max(0.0, math.log(self.evidence) / math.log(1 / self.delta)))
 
 
+class GuaranteeTests:
+    """Copies of a `GuaranteeTest` that share observations, each with its own start and its own exceptions.
+
+    They are computed together, because there may be many. Each copy has a number: 0, 1, 2 and so on.
+
+    Attributes:
+        are_violated: Whether each copy found the guarantee to be violated.
+    """
+
+    def __init__(self) -> None:
+        self._n = np.empty(0)
+        self._capital = np.empty((0, len(ODDS_RATIOS)))
+        self.are_violated = np.empty(0, dtype=bool)
+
+    def append(self, test: GuaranteeTest) -> None:
+        """Add a copy of a test, as it is now."""
+        self._n = np.append(self._n, test.n)
+        self._capital = np.append(self._capital, [test.capital], axis=0)
+        self.are_violated = np.append(self.are_violated, test.is_violated)
+
+    def add(self, value: float, test: GuaranteeTest, exception: int) -> None:
+        """Add an observation to all copies of a test but one, whose number is `exception`."""
+        if self.are_violated.all():  # nothing can change any more
+            return
+        growth = 1 + np.array(test.bets) * (value - test.limit)
+        unspent = 1 / (1 + np.log1p(self._n + 1))
+        capital = (self._capital + (1 / (1 + np.log1p(self._n)) - unspent)[:, None]) * growth
+        is_violated = capital.mean(axis=1) + unspent >= 1 / test.delta
+        is_included = np.arange(len(self._n)) != exception
+        self._n += is_included
+        self._capital = np.where(is_included[:, None], capital, self._capital)
+        self.are_violated |= is_included & is_violated
+
+
 def _unspent_capital(n: int) -> float:
     """Return the share of the initial capital not yet bet after n observations."""
     return 1 / (1 + math.log1p(n))

@@ -372,9 +372,10 @@ def delete_from_history(
     """
     if history is None or question is None:
         return DeletionResponse(forgotten=history is None, decisions=n_decisions, history=0)
-    history.flush()  # so that entries that are not yet written are found, too
+    key = question_key(question)
+    history.flush(key)  # so that entries that are not yet written are found, too
     try:
-        ids = history.store.find_ids(question_key(question))
+        ids = history.store.find_ids(key)
         if not is_admin:  # nothing is deleted, but the caller learns whether an entry is left behind
             return DeletionResponse(forgotten=not ids, decisions=n_decisions, history=0)
         response = DeletionResponse(forgotten=True, decisions=n_decisions, history=history.store.forget(ids=ids))

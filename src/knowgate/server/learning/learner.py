@@ -48,6 +48,7 @@ from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
 from knowgate.types import Gate
 
+LABEL_SECONDS = 2.0  # maximum time for which feedback waits until its label is stored
 log = logging.getLogger(__name__)
 
 
@@ -139,7 +140,7 @@ class TrafficLearner:
         Neither are questions that another LLM answered, or that were computed without an LLM.
 
         Returns:
-            Whether a label was stored.
+            Whether a label was stored. False if this takes longer than LABEL_SECONDS.
         """
         question = decision.get("question")
         if self.labeler.history is None or not isinstance(question, str) or decision.get("follow_up"):
@@ -157,7 +158,8 @@ class TrafficLearner:
         stored = None if label is None else self.labeler.add(question, label, LabelSource.HUMAN)
         if stored is None:
             return False
-        return await asyncio.shield(asyncio.wrap_future(stored))  # a canceled request does not cancel the storing
+        await asyncio.wait([asyncio.wrap_future(stored)], timeout=LABEL_SECONDS)  # then it is stored in the background
+        return stored.done() and stored.result()
 
     def list_problems(self) -> list[str]:
         """Return the alarms that are on, and the current problems with labels and audits, for GET /ready."""

@@ -10,12 +10,11 @@ cannot switch the gate off for the others.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 from knowgate.gates.artifacts.drift import FAR_DISTANCE, MIN_REPORTED_SHARE
-from knowgate.stats.confidence_sequences import GuaranteeTest, MeanConfidenceSequence
+from knowgate.stats.confidence_sequences import GuaranteeTest, GuaranteeTests, MeanConfidenceSequence
 
 
 @dataclass
@@ -23,14 +22,14 @@ class KeyAudits:
     """Results of the audits of one API key. An audit checks whether skipping retrieval changed an answer.
 
     Attributes:
+        number: Number of the key: 0 for the first one.
         own_test: Tests whether too many answers of this key change. None if there is no limit.
-        test_without_key: Tests whether too many answers of all other keys change. None if there is no limit.
         count: Number of audits of this key.
         changed: Number of changed answers of this key.
     """
 
+    number: int
     own_test: GuaranteeTest | None
-    test_without_key: GuaranteeTest | None
     count: int = 0
     changed: float = 0.0
 
@@ -72,6 +71,7 @@ class LossMonitor:
         self._lowest = MeanConfidenceSequence(self.delta)  # counts failed audits as unchanged answers
         self._test = self._create_test()
         self._keys: dict[str, KeyAudits] = {}
+        self._tests_without_key = GuaranteeTests()  # for each key, whether too many answers of all other keys change
 
     def _create_test(self) -> GuaranteeTest | None:
         """Create a test whether more than `max_changed` of the answers change. None if there is no such limit."""
@@ -87,17 +87,16 @@ class LossMonitor:
         for sequence in (self.loss, self._highest, self._lowest):
             sequence.add(changed)
         if owner not in self._keys:
-            # All audits so far belong to other keys, so the test without this key starts as a copy of the test of all.
-            self._keys[owner] = KeyAudits(self._create_test(), test_without_key=copy.deepcopy(self._test))
-        self._keys[owner].count += 1
-        self._keys[owner].changed += changed
-        if self._test is None:
-            return
-        self._test.add(changed)
-        for name, audits in self._keys.items():
-            test = audits.own_test if name == owner else audits.test_without_key
-            if test is not None:
-                test.add(changed)
+            self._keys[owner] = KeyAudits(len(self._keys), self._create_test())
+            if self._test is not None:  # all audits so far belong to other keys
+                self._tests_without_key.append(self._test)
+        audits = self._keys[owner]
+        audits.count += 1
+        audits.changed += changed
+        if self._test is not None and audits.own_test is not None:
+            self._test.add(changed)
+            audits.own_test.add(changed)
+            self._tests_without_key.add(changed, self._test, exception=audits.number)
 
     def add_failure(self) -> None:
         """Count a failed audit: as a changed answer for the upper bound, as an unchanged one for the lower bound."""
@@ -152,8 +151,8 @@ class LossMonitor:
     def _is_confirmed_by_others(self) -> bool:
         """Return whether too many answers still change if any single API key is left out."""
         # Audits without a key ("") are those of all clients of a server without keys, so they are never left out.
-        tests = [audits.test_without_key for name, audits in self._keys.items() if name]
-        return all(test is not None and test.is_violated for test in tests)
+        are_violated = self._tests_without_key.are_violated
+        return all(are_violated[audits.number] for name, audits in self._keys.items() if name)
 
     def _describe_violation(self, subject: str = "") -> str:
         """Return the message about too many changed answers.
@@ -172,17 +171,18 @@ class LossMonitor:
 
     def get_alarm(self, owner: str) -> str:
         """Return why an API key must retrieve, or "". Its own alarm comes first, then the alarm for all."""
-        audits = self._keys.get(owner)
-        own_test = None if audits is None else audits.own_test
-        if owner and own_test is not None and own_test.is_violated:
-            return self._describe_violation(f" for key '{owner}'")
-        return self.alarm
+        return self._get_own_alarm(owner) or self.alarm
+
+    def _get_own_alarm(self, owner: str) -> str:
+        """Return the alarm of an API key, or "". The alarm for all requests is left out."""
+        own_test = self._keys[owner].own_test if owner in self._keys else None
+        has_alarm = owner and own_test is not None and own_test.is_violated
+        return self._describe_violation(f" for key '{owner}'") if has_alarm else ""
 
     @property
     def key_alarms(self) -> dict[str, str]:
         """Alarms of single API keys: name -> reason. The alarm for all requests is left out."""
-        alarms = {owner: self.get_alarm(owner) for owner in self._keys if owner}
-        return {owner: reason for owner, reason in alarms.items() if reason not in ("", self.alarm)}
+        return {owner: reason for owner in self._keys if (reason := self._get_own_alarm(owner))}
 
     def list_alarms(self) -> list[str]:
         """Return the alarms that are on, without names of API keys, because anyone can read GET /ready."""

@@ -43,7 +43,7 @@ from knowgate.server.telemetry.deletions import (
     mark_unknown_sources,
     record_deletion,
 )
-from knowgate.server.telemetry.trace import upgrade_records
+from knowgate.server.telemetry.trace import find_decision, to_decision, upgrade_records
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -242,7 +242,7 @@ class DecisionLog:
                     self._thread.submit(self._delete_expired, count)
                     return
                 if count:
-                    self._store.vacuum(TABLES_WITH_TEXTS)
+                    self._must_vacuum = True
                     log.info("%d decisions older than %g days were deleted.", count, self._retain_days)
             delete_orphaned_feedback(self._store)
         except STORE_ERRORS as error:
@@ -250,7 +250,7 @@ class DecisionLog:
 
     async def find(self, id: str, owner: str | None = None) -> dict[str, Any] | None:
         """Return a decision with its feedback, or None. With `owner`, only decisions of this API key count."""
-        return await self._retry(lambda store: _find_decision(store, id, owner))
+        return await self._retry(lambda store: find_decision(store, id, owner))
 
     async def _retry(self, work: Callable[[Store], Result]) -> Result:
         """Run a search repeatedly until it finds something. Another process may be about to write."""
@@ -264,7 +264,7 @@ class DecisionLog:
         """Return the newest decisions of all server processes. `since` is in seconds since 1970."""
         query = "SELECT at, question, record FROM decisions WHERE at >= ? ORDER BY at DESC LIMIT ?"
         rows = await self.run(lambda store: store.fetch_rows(query, (since, count)), READ_SECONDS)
-        return [_to_decision(*row) for row in rows]
+        return [to_decision(*row) for row in rows]
 
     async def find_missing(self, ids: Sequence[str]) -> list[str]:
         """Return the ids missing in the log, for example after a deletion."""
@@ -285,19 +285,30 @@ class DecisionLog:
         return await asyncio.shield(self._delete(id, question, owner))  # a deadline of the request does not stop it
 
     async def _delete(self, id: str, question: str, owner: str | None) -> list[str]:
-        """Delete decisions in batches, between which other decisions are written. Return the ids."""
+        """Delete decisions in batches, between which other decisions are written. Return the ids.
+
+        Copies of the deleted rows may remain in the file until `erase_deleted` is called.
+        """
         ids = await self.run(lambda store: record_deletion(store, id, question, owner))
         for start in range(0, len(ids), DELETION_BATCH):
             await self.run(partial(delete_rows, ids=ids[start : start + DELETION_BATCH]))
-        self._must_vacuum |= bool(ids)
-        await self.run(self._vacuum)
+        if ids:
+            self._must_vacuum = True
+            await self.run(lambda store: store.truncate_log())
         return ids
 
-    def _vacuum(self, store: Store) -> None:
-        """Vacuum the tables, unless that has been done since the last deletion."""
+    def erase_deleted(self) -> None:
+        """Vacuum the tables in the background, if rows were deleted since the last time. Call it now and then."""
         if self._must_vacuum:
             self._must_vacuum = False
-            store.vacuum(TABLES_WITH_TEXTS)
+            self._thread.submit(self._vacuum)
+
+    def _vacuum(self) -> None:
+        """Erase deleted rows from the file or database."""
+        try:
+            self._store.vacuum(TABLES_WITH_TEXTS)
+        except STORE_ERRORS as error:
+            log.warning("Deleted decisions could not be erased from the decision log: %s", error)
 
     async def list_deletions(self) -> list[Deletion]:
         """Return the latest deletions by clients of all server processes."""
@@ -368,9 +379,10 @@ class DecisionLog:
         return self._thread.submit(lambda: work(self._store)).result()
 
     def close(self) -> None:
-        """Write pending decisions and close the store. Decisions are lost if the file is still locked."""
+        """Write pending decisions, erase deleted ones, and close the store. Decisions are lost if the file is still locked."""
         self._is_closing = True
         self._thread.submit(self._write_pending)
+        self.erase_deleted()
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
 
@@ -386,25 +398,6 @@ def _open_log(location: str) -> Store:
     mark_unknown_sources(store)
     upgrade_records(store)
     return store
-
-
-def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]:
-    """Convert a row of the table of decisions to a JSON object."""
-    return {**json.loads(record), "at": at, **({} if question is None else {"question": question})}
-
-
-def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str, Any] | None:
-    """Return a decision with its feedback, or None. With `owner`, only decisions of this API key count."""
-    rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
-    if not rows or owner not in (None, rows[0][3] or ""):
-        return None
-    at, question, record, _ = rows[0]
-    feedback_rows = store.fetch_rows("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,))
-    feedback = [{"at": row[0], "rating": row[1], "comment": row[2]} for row in feedback_rows]
-    decision = {**_to_decision(at, question, record), "feedback": feedback}
-    for (answer,) in store.fetch_rows("SELECT answer FROM corrections WHERE decision = ?", (id,)):
-        decision["correction"] = answer
-    return decision
 
 
 def _store_feedback(

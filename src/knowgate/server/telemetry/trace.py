@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
@@ -67,8 +67,13 @@ class TokenUsage:
             "total_tokens": self.prompt + self.completion,
         }
         for name, amount in amounts.items():
-            if isinstance(usage.get(name), int):
+            if is_token_count(usage.get(name)):
                 usage[name] += amount
+
+
+def is_token_count(value: object) -> TypeGuard[int]:
+    """Return whether a value of an upstream's `usage` can be a number of tokens."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
 
 
 OPTIONAL_FIELDS = ("why_not", "arm", "mode", "ignored")  # fields of a report that are left out if they are empty
@@ -78,6 +83,7 @@ SELECT_NEIGHBOR_TEXTS = (
     "SELECT id, record FROM decisions WHERE id > ? "
     'AND record LIKE \'%"neighbours": [{"question":%\' ORDER BY id LIMIT 1000'
 )
+MAX_TOKENS = 1_000_000_000  # a larger number of tokens is not believed
 MAX_INLINE_CHARS = 2_000  # longer texts are hashed in a thread
 UNQUOTED_CHARS = string.punctuation.replace("%", "") + " "  # besides letters and digits
 
@@ -311,6 +317,25 @@ def upgrade_records(store: Store) -> None:
         last_id = rows[-1][0]
     if last_id:
         store.vacuum(["decisions"])
+
+
+def to_decision(at: float, question: str | None, record: str) -> dict[str, Any]:
+    """Convert a row of the table of decisions to a JSON object."""
+    return {**json.loads(record), "at": at, **({} if question is None else {"question": question})}
+
+
+def find_decision(store: Store, id: str, owner: str | None = None) -> dict[str, Any] | None:
+    """Return a decision with its feedback, or None. With `owner`, only decisions of this API key count."""
+    rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
+    if not rows or owner not in (None, rows[0][3] or ""):
+        return None
+    at, question, record, _ = rows[0]
+    feedback_rows = store.fetch_rows("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,))
+    feedback = [{"at": row[0], "rating": row[1], "comment": row[2]} for row in feedback_rows]
+    decision = {**to_decision(at, question, record), "feedback": feedback}
+    for (answer,) in store.fetch_rows("SELECT answer FROM corrections WHERE decision = ?", (id,)):
+        decision["correction"] = answer
+    return decision
 
 
 def _to_header_value(text: str) -> str:

@@ -40,7 +40,7 @@ from knowgate.server.streaming import (
     parse_event_data,
     read_event_lines,
 )
-from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, is_token_count
 from knowgate.server.upstream import response_body
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
@@ -401,10 +401,10 @@ def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsag
     """Return the token counts of an answer and its prompt, as `measure_draft` does."""
     usage = _find_usage(draft)
     prompt_tokens = usage.get("prompt_tokens")
-    if not isinstance(prompt_tokens, int):
+    if not is_token_count(prompt_tokens):
         prompt_tokens = round(estimate_tokens(json.dumps(request.get("messages"))))
     completion_tokens = usage.get("completion_tokens")
-    if not isinstance(completion_tokens, int):
+    if not is_token_count(completion_tokens):
         text = draft.completion.text if draft.completion is not None else ""
         completion_tokens = round(estimate_tokens(text))
     return TokenUsage(prompt_tokens, completion_tokens)
