@@ -362,7 +362,7 @@ class Service:
         decision = await self._find_decision(request.path_params["id"], trace)
         async with self._deletion_locks[trace.owner]:
             ids = await self._require_decision_log().delete(id=decision["id"], owner=trace.owner_filter)
-        return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
+            return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/forget: delete everything about a question. Only admins delete entries of other API keys."""
