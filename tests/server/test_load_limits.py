@@ -19,7 +19,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from knowgate.core.validation import count_json_values
 from knowgate.data.history.entries import is_too_long
 from knowgate.gates.rules.rule_set import RuleSet
-from knowgate.models.fair_executor import CLIENT
+from knowgate.models.fair_executor import CLIENT, FairExecutor
+from knowgate.models.fake import FakeModel
 from knowgate.server import json_api, load_limits, schemas
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions, request_formats
@@ -542,3 +543,19 @@ def test_garbage_is_collected_when_the_memory_has_grown(monkeypatch):
     with pytest.raises(RuntimeError):  # the end of `memory`
         asyncio.run(load_limits.collect_large_garbage())
     assert collected == [1]
+
+
+@pytest.mark.parametrize(("has_calls", "is_interruptible"), [(True, True), (False, True), (True, False)])
+def test_the_event_loop_stops_for_as_long_as_it_worked_while_an_llm_on_a_cpu_works(
+    monkeypatch, has_calls, is_interruptible
+):
+    pauses, times = [], iter([1.0, 1.5, 2.0, 2.03, 3.0])
+    monkeypatch.setattr(load_limits, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(load_limits.time, "thread_time", lambda: next(times))
+    monkeypatch.setattr(load_limits.time, "sleep", pauses.append)
+    monkeypatch.setattr(FakeModel, "is_interruptible", is_interruptible)
+    monkeypatch.setattr(FairExecutor, "has_calls", has_calls)
+    model = FakeModel()
+    with pytest.raises(RuntimeError):  # the end of `times`
+        asyncio.run(load_limits.share_processor(lambda: model))
+    assert [round(pause, 3) for pause in pauses] == ([0.1, 0.03] if has_calls and is_interruptible else [])

@@ -124,6 +124,11 @@ class FairExecutor(Executor):
         self._seconds: dict[str, float] = {}  # client -> for how long its calls have run
         self._level = 0.0  # the least of these times among clients with calls; it never decreases
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls wait, run or pause."""
+        return bool(self._n_calls)
+
     def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         """Queue a call of `work`, and return a future for its result."""
         future: Future[Any] = Future()

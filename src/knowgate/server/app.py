@@ -35,7 +35,7 @@ from knowgate.server.client_connection import DisconnectError
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS, Endpoint
 from knowgate.server.json_api import ApiError
-from knowgate.server.load_limits import collect_large_garbage, identify_client
+from knowgate.server.load_limits import collect_large_garbage, identify_client, share_processor
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
 from knowgate.server.telemetry.trace import RequestTrace
@@ -78,9 +78,9 @@ def create_app(
         """Listen for SIGHUP while the server runs, and close the service at the end."""
         app.state.reloader = SettingsReloader(service, settings, read_settings)
         app.state.reloader.listen()
-        works = (delete_expired_hourly, erase_deleted, update_breakers, delete_from_memory)
-        tasks = [asyncio.create_task(work(service)) for work in works]
-        tasks.append(asyncio.create_task(collect_large_garbage()))
+        works = [work(service) for work in (delete_expired_hourly, erase_deleted, update_breakers, delete_from_memory)]
+        works += [collect_large_garbage(), share_processor(lambda: service.gate_service.rag.model)]
+        tasks = [asyncio.create_task(work) for work in works]
         yield
         for task in tasks:
             task.cancel()

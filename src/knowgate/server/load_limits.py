@@ -23,7 +23,8 @@ from starlette.requests import Request
 
 from knowgate.core.http_client import request_deadline
 from knowgate.core.stop_flag import open_stoppable_context
-from knowgate.models.fair_executor import CLIENT, TurnQueue
+from knowgate.models.backend import can_interrupt
+from knowgate.models.fair_executor import CLIENT, FairExecutor, TurnQueue
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.json_api import ApiError
 
@@ -141,6 +142,7 @@ def identify_client(request: Request, key: ApiKey | None) -> str:
 
 
 GARBAGE_SECONDS, GARBAGE_BYTES = 1.0, 256 << 20
+REST_SECONDS, MAX_REST_SECONDS = 0.02, 0.1
 
 
 async def collect_large_garbage() -> None:
@@ -155,6 +157,27 @@ async def collect_large_garbage() -> None:
             gc.collect()
             lowest = _measure_memory()
         lowest = min(lowest, _measure_memory())
+
+
+async def share_processor(get_model: Callable[[], object]) -> None:
+    """While an LLM on a CPU works, stop the event loop every REST_SECONDS for as long as it has worked since.
+
+    Otherwise many small requests make the LLM several times as slow: it needs the interpreter lock (GIL) for each of its
+    short operations, and waits for it behind the event loop.
+
+    Args:
+        get_model: Returns the LLM of the server.
+    """
+    while True:
+        start = time.thread_time()
+        await asyncio.sleep(REST_SECONDS)
+        if _is_busy(get_model()):
+            time.sleep(min(time.thread_time() - start, MAX_REST_SECONDS))
+
+
+def _is_busy(model: object) -> bool:
+    """Return whether a model on a CPU has calls."""
+    return can_interrupt(model) and isinstance(model.workers, FairExecutor) and model.workers.has_calls
 
 
 def _measure_memory() -> int:
