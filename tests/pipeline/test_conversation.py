@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, ModelError
 from knowgate.gates import load_gate
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.questions import Exchange, is_follow_up
@@ -62,6 +62,22 @@ def test_first_questions_and_those_that_stand_alone_cost_nothing():
 @pytest.mark.parametrize("says", ["", "Who wrote Emma?", "In 1775.", "The weather is fine."])
 def test_what_makes_no_sense_is_replaced_by_both_questions(says):
     assert rewrite_follow_up(Rewriter(says), BEFORE, "When was she born?") == "Who wrote Emma? When was she born?"
+
+
+@pytest.mark.parametrize(
+    ("error", "rewritten"),
+    [
+        (BadInput("exceeds the context window"), "When was she born?"),
+        (ModelError("no answer"), "Who wrote Emma? When was she born?"),
+    ],
+)
+def test_an_llm_that_cannot_rewrite_stops_no_conversation(monkeypatch, error, rewritten):
+    def fail(*_args, **_options):
+        raise error
+
+    model = Rewriter()
+    monkeypatch.setattr(model, "generate", fail)
+    assert rewrite_follow_up(model, BEFORE, "When was she born?") == rewritten
 
 
 def test_a_rewrite_must_be_a_question_that_keeps_the_words_of_the_follow_up():

@@ -199,7 +199,7 @@ def test_clients_take_turns_and_one_waits_only_for_entries_on_its_question(tmp_p
     store, gate, written = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event(), []
     store.add = lambda entries: (gate.wait(20), written.extend(entry.question for entry in entries))
     log, scope = TrafficLog(store), HistoryScope("m", "p")
-    monkeypatch.setattr("knowgate.pipeline.traffic_log.MAX_WAITING", 6)
+    monkeypatch.setattr("knowgate.pipeline.traffic_log.MAX_WAITING", 3)
 
     def log_question(client, question):
         token = CLIENT.set(client)
@@ -209,7 +209,7 @@ def test_clients_take_turns_and_one_waits_only_for_entries_on_its_question(tmp_p
             CLIENT.reset(token)
 
     logged = [log_question(client, f"{client} {i}?") for client in ("alice", "eve") for i in range(3)]
-    assert log_question("eve", "one too many?").result(20) is False
+    assert log_question("eve", "one too many for a client?").result(20) is False
     assert log.problem.startswith("1 label")
     log.flush(question_key("Another question?"))  # waits for nothing
     assert not any(future.done() for future in logged)

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from knowgate.core.stop_flag import StopError, check_stop_flag
+from knowgate.errors import BadInput, ModelError
 from knowgate.models.fake import FakeModel
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -218,6 +219,22 @@ def test_after_the_deadline_a_follow_up_is_no_longer_rewritten(serve, slow, path
     assert httpx.post(f"{address}/v1/{path}", json=body, timeout=30).status_code == 504
     assert post(address, KNOWN).status_code == 200
     assert (slow.n_started, slow.n_stopped) == (1, 1)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "decide"])
+@pytest.mark.parametrize("error", [BadInput("the prompt exceeds the context window"), ModelError("no answer")])
+def test_a_follow_up_that_the_llm_cannot_rewrite_is_answered(serve, monkeypatch, path, error):
+    generate = FakeModel.generate
+
+    def fail(model, prompts, **settings):
+        if any("Last question" in prompt.text for prompt in prompts):
+            raise error
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(FakeModel, "generate", fail)
+    address, _ = serve(upstream=False, gate="never")
+    body = {"model": "knowgate", "messages": FOLLOW_UP}
+    assert httpx.post(f"{address}/v1/{path}", json=body, timeout=30).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "decide"])

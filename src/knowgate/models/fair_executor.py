@@ -38,6 +38,10 @@ class TurnQueue(Generic[Item]):
         """Add an item of the current client."""
         self._items.setdefault(CLIENT.get(), deque()).append(item)
 
+    def count_own(self) -> int:
+        """Return the number of items of the current client."""
+        return len(self._items.get(CLIENT.get(), ()))
+
     def find_client(self, skipped: Collection[str] = ()) -> str | None:
         """Return the client whose turn it is, or None. `skipped` clients have no turn."""
         clients = [client for client in self._items if client not in skipped]

@@ -13,7 +13,7 @@ from typing import Any
 
 from knowgate.core.text import tokenize
 from knowgate.data.history.entries import MAX_QUESTION_CHARS, is_too_long
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, ModelError
 from knowgate.gates.rules.rule_set import load_rules
 from knowgate.models.prompts.questions import REFERENCE_PATTERN, Exchange, build_condense_prompt, is_follow_up
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -39,7 +39,8 @@ FUNCTION_WORDS = frozenset([*_FUNCTION_WORDS.split(), *"的了呢吗吧是在那
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
     """Rewrite a follow-up question so that it stands alone. Other questions stay as they are.
 
-    Example: "When was she born?" becomes "When was Jane Austen born?".
+    Example: "When was she born?" becomes "When was Jane Austen born?". If the conversation is too long for the LLM, the
+    follow-up stays as it is; if the LLM fails, earlier questions are put before it.
 
     Args:
         model: The LLM that rewrites.
@@ -50,7 +51,12 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
     if not exchanges or not is_follow_up(text) or load_rules().decide(text) is not None:
         return text
     recent = exchanges[-MAX_EXCHANGES:]
-    (completions,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)
+    try:
+        (completions,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)
+    except BadInput:  # the earlier questions and answers exceed the context window
+        return text
+    except ModelError:  # if the LLM does not answer the question either, that call says so
+        return _concatenate(recent, text)
     lines = completions[0].text.strip().splitlines() or [""]
     rewritten = REWRITE_PREFIX.sub("", lines[0].strip())
     return rewritten if _is_plausible(rewritten, recent, text) else _concatenate(recent, text)

@@ -21,7 +21,7 @@ from knowgate.models.fair_executor import TurnQueue
 from knowgate.pipeline.question_state import is_complete_draft
 from knowgate.types import Answer, Gate, Question, Reading, Signal, SignalRequest
 
-MAX_WAITING = 1_000  # calls of `log_entries` whose entries wait; those of further calls are lost
+MAX_WAITING = 1_000  # calls of `log_entries` of one client whose entries wait; those of further calls are lost
 log = logging.getLogger(__name__)
 
 
@@ -113,7 +113,7 @@ class TrafficLog:
         future: Future[bool] = Future()
         with self._lock:
             self.n_labeled += len(entries)
-            is_full = len(list(self._waiting)) >= MAX_WAITING
+            is_full = self._waiting.count_own() >= MAX_WAITING
             if not is_full:
                 self._waiting.append((list(entries), future))
         if is_full:
