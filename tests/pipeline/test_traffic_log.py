@@ -20,6 +20,7 @@ from knowgate.types import Answer, Completion, Decision, Passage, Question
 from tests.pipeline.test_adaptive_rag import Searching
 from tests.support.counting import CountingModel
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.processes import until
 
 TABLE = {
     "capital of France": {"closed": "Paris", "logprob": math.log(0.9)},  # skipped
@@ -183,7 +184,7 @@ def test_drafts_without_a_log_are_refused(tmp_path):
 def test_flush_waits_for_the_one_thread_that_writes(tmp_path):
     store, gate = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event()
     add, threads = store.add, set()
-    store.add = lambda entries: (gate.wait(20), threads.add(threading.get_ident()), add(entries))[2]
+    store.add = lambda *args: (gate.wait(20), threads.add(threading.get_ident()), add(*args))[2]
     log, scope = TrafficLog(store), HistoryScope("m", "p")
     entries = [LogEntry(f"Who is {i}?", KnowledgeLabel.KNOWN, scope, LabelSource.HUMAN) for i in range(2)]
     futures = [log.log_entries([entry]) for entry in entries]
@@ -195,29 +196,65 @@ def test_flush_waits_for_the_one_thread_that_writes(tmp_path):
     log.close()
 
 
-def test_clients_take_turns_and_one_waits_only_for_entries_on_its_question(tmp_path, monkeypatch):
+def log_question(log, client, question):
+    token = CLIENT.set(client)
+    try:
+        return log.log_entries([LogEntry(question, KnowledgeLabel.KNOWN, HistoryScope("m", "p"), LabelSource.HUMAN)])
+    finally:
+        CLIENT.reset(token)
+
+
+def test_clients_take_turns_and_lose_only_their_own_labels(tmp_path, monkeypatch):
     store, gate, written = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event(), []
-    store.add = lambda entries: (gate.wait(20), written.extend(entry.question for entry in entries))
-    log, scope = TrafficLog(store), HistoryScope("m", "p")
+    store.add = lambda entries, _: (gate.wait(20), written.extend(entry.question for entry in entries))
+    log = TrafficLog(store)
     monkeypatch.setattr("knowgate.pipeline.traffic_log.MAX_WAITING", 3)
-
-    def log_question(client, question):
-        token = CLIENT.set(client)
-        try:
-            return log.log_entries([LogEntry(question, KnowledgeLabel.KNOWN, scope, LabelSource.HUMAN)])
-        finally:
-            CLIENT.reset(token)
-
-    logged = [log_question(client, f"{client} {i}?") for client in ("alice", "eve") for i in range(3)]
-    assert log_question("eve", "one too many for a client?").result(20) is False
+    logged = [log_question(log, client, f"{client} {i}?") for client in ("eve", "alice") for i in range(3)]
+    assert log_question(log, "eve", "one too many for a client?").result(20) is False
     assert log.problem.startswith("1 label")
-    log.flush(question_key("Another question?"))  # waits for nothing
     assert not any(future.done() for future in logged)
     gate.set()
-    log.flush(question_key("eve 0?"))
-    assert "eve 0?" in written
     log.flush()
-    assert written == ["alice 0?", "eve 0?", "alice 1?", "eve 1?", "alice 2?", "eve 2?"]
+    assert written == ["eve 0?", "alice 0?", "eve 1?", "alice 1?", "eve 2?", "alice 2?"]
+    log.close()
+
+
+def test_a_deletion_does_not_wait_for_the_embedding_model(tmp_path):
+    store, gate, embedding = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event(), threading.Event()
+    embed = store.embed
+    store.embed = lambda questions: (embedding.set(), gate.wait(20), embed(questions))[2]
+    log = TrafficLog(store)
+    logged = [log_question(log, "eve", question) for question in ("Being embedded?", "Waiting?", "Kept?")]
+    assert embedding.wait(20)
+    assert log.is_waiting(question_key("waiting"))
+    assert [log.drop_waiting(question_key(question)) for question in ("waiting", "being embedded", "waiting")] == [
+        1,
+        1,
+        0,
+    ]
+    assert not log.is_waiting(question_key("waiting"))
+    gate.set()
+    assert [future.result(20) for future in logged] == [False, False, True]
+    assert [entry.question for entry in store.entries()] == ["Kept?"]
+    assert not log.is_waiting(question_key("kept"))
+    log.close()
+
+
+def test_a_slow_embedding_model_does_not_stop_a_server_from_ending(tmp_path, caplog):
+    store, gate, embedding = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event(), threading.Event()
+    embed = store.embed
+    store.embed = lambda questions: (embedding.set(), gate.wait(20), embed(questions))[2]
+    log = TrafficLog(store)
+    logged = [log_question(log, "eve", f"Question {i}?") for i in range(3)]
+    assert embedding.wait(20)
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(log.close, 0.0)
+        until(lambda: log._deadline < float("inf"))
+        gate.set()
+        closing.result(20)
+    assert [future.result(20) for future in logged] == [True, False, False]
+    assert (log.n_lost, caplog.text.count("could not be logged")) == (2, 1)
+    assert log_question(log, "eve", "After that?").result(20)
     log.close()
 
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -55,6 +56,9 @@ class RecordingHistory:
 
     def __init__(self):
         self.entries = []
+
+    def embed(self, questions):
+        return np.zeros((len(questions), 1))
 
     def add(self, entries, vectors=None):
         self.entries += entries
@@ -770,7 +774,7 @@ def test_feedback_does_not_wait_for_an_embedding_model_that_hangs(serve, stub, t
     options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
     address, app = serve(gate="never", options=options)
     store, responds = use_history(app), threading.Event()
-    monkeypatch.setattr(store, "add", lambda entries, add=store.add: (responds.wait(60), add(entries)))
+    monkeypatch.setattr(store, "embed", lambda questions, embed=store.embed: (responds.wait(60), embed(questions))[1])
     id = ask(address).headers["x-knowgate-id"]
     wait_until(lambda: app.state.service.recent.find(id).get("closed"))
     assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False

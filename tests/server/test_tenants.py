@@ -356,6 +356,35 @@ def test_only_an_admin_key_forgets_labels(serve, tmp_path, shares):
     assert [forget("admin"), forget("alice")] == [(True, 0, 1), (True, 0, 0)]
 
 
+def test_a_deletion_waits_for_no_label_that_is_being_embedded(serve, tmp_path, monkeypatch):
+    store, responds = open_history(str(tmp_path / "h.db"), HashEmbedder()), threading.Event()
+    monkeypatch.setattr(store, "embed", lambda questions, embed=store.embed: (responds.wait(60), embed(questions))[1])
+    log = TrafficLog(store)
+    keys = {name: add_key(tmp_path / "keys.json", name, admin=name == "admin") for name in ("alice", "admin")}
+    options = {"keys": str(tmp_path / "keys.json"), "decisions": str(tmp_path / "d.db"), "keep_questions": True}
+
+    def use_log(service):
+        object.__setattr__(service.gate_service.rag, "log", log)
+
+    address, _ = serve(gate="never", options=options, change=use_log)
+
+    def forget(name, question):
+        headers = {"Authorization": f"Bearer {keys[name]}"}
+        reply = httpx.post(f"{address}/v1/forget", json={"question": question}, headers=headers, timeout=20).json()
+        return reply["forgotten"], reply["history"]
+
+    scope = HistoryScope("m", "p")
+    labels = [log.log_entries([LogEntry(question, KnowledgeLabel.KNOWN, scope)]) for question in (KNOWN, UNKNOWN)]
+    assert [forget("alice", KNOWN), forget("admin", KNOWN), forget("alice", KNOWN)] == [
+        (False, 0),
+        (True, 1),
+        (True, 0),
+    ]
+    responds.set()
+    assert [label.result(20) for label in labels] == [False, True]
+    assert [entry.question for entry in store.entries()] == [UNKNOWN]
+
+
 def test_a_question_that_stays_in_a_write_ahead_log_is_reported_and_erased_soon(serve, tmp_path):
     store = open_history(str(tmp_path / "h.db"), HashEmbedder())
     store.add([LogEntry(KNOWN, KnowledgeLabel.KNOWN, HistoryScope("m", "p"))])

@@ -27,7 +27,7 @@ from knowgate.evaluation.traffic_log import LoggedTraffic, would_skip
 from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
-ERROR_STATUS = 400  # the lowest HTTP status that is an error
+ERROR_STATUS = 300  # the lowest HTTP status without an answer; redirects of an upstream are not followed
 SERVER_DECISION_STAGES = ("rewrite", "read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
 SEPARATE_DRAFT = "separate-draft"  # the way of requests whose draft is read by the gate and never sent
 # Whether the draft is the answer to a skipped question. Unknown for an LLM in the process of the server.

@@ -8,7 +8,9 @@ answer only and is not logged; otherwise the gate would confirm its own decision
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from knowgate.pipeline.question_state import is_complete_draft
 from knowgate.types import Answer, Gate, Question, Reading, Signal, SignalRequest
 
 MAX_WAITING = 1_000  # calls of `log_entries` of one client whose entries wait; those of further calls are lost
+CLOSE_SECONDS = 5.0  # a server that ends writes entries for this time
 log = logging.getLogger(__name__)
 
 
@@ -71,7 +74,10 @@ class TrafficLog:
         self.n_labeled = 0
         self.n_lost = 0
         self._lock = threading.Lock()
+        self._writing_lock = threading.Lock()  # acquired before `_lock`
         self._waiting: TurnQueue[tuple[list[LogEntry], Future[bool]]] = TurnQueue()  # in which clients take turns
+        self._last_reason = ""  # why the last entries were lost
+        self._deadline = math.inf  # after this time, as in `time.monotonic`, entries are lost
         self._writer = ThreadPoolExecutor(1, "knowgate-log")  # starts its thread at the first entry
 
     @property
@@ -129,38 +135,75 @@ class TrafficLog:
             client = self._waiting.find_client()
             assert client is not None  # this function is called once for each item of the queue
             entries, future = self._waiting.peek(client)
-        future.set_result(self._write(entries))
+        if time.monotonic() < self._deadline:
+            future.set_result(self._write(entries))
+        else:
+            self._count_loss(entries, "the process ends, and the embedding model or the history is slow")
+            future.set_result(False)
         with self._lock:
             self._waiting.popleft(client)
 
     def _write(self, entries: list[LogEntry]) -> bool:
-        """Write entries to the history, and return whether that worked. Errors are logged and counted, not raised."""
-        try:
-            self.store.add(entries)
-        except Exception as error:  # noqa: BLE001 - a broken log does not stop the pipeline from answering
-            self._count_loss(entries, error)
-            return False
-        return True
+        """Write entries to the history, and return whether that worked. Errors are logged and counted, not raised.
 
-    def _count_loss(self, entries: Sequence[LogEntry], reason: object) -> None:
-        """Count entries that could not be written."""
-        log.warning("Questions could not be logged: %s", reason)
+        Entries that `drop_waiting` removes from the list meanwhile are not written.
+        """
+        embedded = list(entries)
+        if not embedded:
+            return False
+        try:
+            vectors = self.store.embed([entry.question for entry in embedded])
+            with self._writing_lock:
+                kept = [index for index, entry in enumerate(embedded) if entry in entries]
+                self.store.add([embedded[index] for index in kept], vectors[kept])
+        except Exception as error:  # noqa: BLE001 - a broken log does not stop the pipeline from answering
+            self._count_loss(entries, str(error))
+            return False
+        self._last_reason = ""
+        return bool(kept)
+
+    def _count_loss(self, entries: Sequence[LogEntry], reason: str) -> None:
+        """Count entries that could not be written. Of equal reasons in a row, only the first is logged."""
         with self._lock:
             self.n_lost += len(entries)
+            is_new = reason != self._last_reason
+            self._last_reason = reason
+        if is_new:
+            log.warning("Questions could not be logged: %s", reason)
 
-    def flush(self, key: str | None = None) -> None:
-        """Wait until all entries that were logged before this call are written: those of `key`, or all.
+    def flush(self) -> None:
+        """Wait until all entries that were logged before this call are written."""
+        with self._lock:
+            futures = [future for _, future in self._waiting]
+        wait(futures)
+
+    def is_waiting(self, key: str) -> bool:
+        """Return whether an entry on a question is not yet written. `key` is the hash of the question."""
+        with self._lock:
+            return any(entry.key == key for entries, _ in self._waiting for entry in entries)
+
+    def drop_waiting(self, key: str) -> int:
+        """Remove the entries on a question that are not yet written, and return their number.
+
+        An embedding server can delay entries for long, so a deletion does not wait until they are written.
+        """
+        with self._writing_lock, self._lock:
+            n_dropped = 0
+            for entries, _ in self._waiting:
+                kept = [entry for entry in entries if entry.key != key]
+                n_dropped += len(entries) - len(kept)
+                entries[:] = kept
+            return n_dropped
+
+    def close(self, seconds: float = math.inf) -> None:
+        """Wait until all entries are written, and close the connection. The log can still be used afterwards.
 
         Args:
-            key: Hash of a question.
+            seconds: After this time, no further entry is written, and those that wait are lost.
         """
-        with self._lock:
-            waiting = list(self._waiting)
-        wait([future for entries, future in waiting if key is None or any(entry.key == key for entry in entries)])
-
-    def close(self) -> None:
-        """Wait until all entries are written, and close the connection. The log can still be used afterwards."""
+        self._deadline = time.monotonic() + seconds
         self._writer.submit(close_connection, self.store).result()
+        self._deadline = math.inf
 
 
 def close_connection(store: HistoryStore) -> None:

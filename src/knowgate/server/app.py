@@ -444,7 +444,7 @@ class SettingsReloader:
 
     def _close_later(self, close_old: Callable[[], None]) -> None:
         """Close the old gate service after the deadline, when no request can use it any more."""
-        self.loop.call_later(self._service.options.deadline, close_old)
+        self.loop.call_later(self._service.options.deadline, self.loop.run_in_executor, None, close_old)
         # An old index closes its files when it is collected: now if no request uses it, otherwise after the deadline.
         self.loop.call_later(self._service.options.deadline, gc.collect)
         gc.collect()

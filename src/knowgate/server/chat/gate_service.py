@@ -21,6 +21,7 @@ from knowgate.gates.rules.rule_set import PatternTimeBudget
 from knowgate.models.fair_executor import CLIENT, FairExecutor
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.stages import EMPTY_DRAFT_REASON, StageRunner
+from knowgate.pipeline.traffic_log import CLOSE_SECONDS
 from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
@@ -77,8 +78,7 @@ class GateService:
     def __init__(self, rag: AdaptiveRAG, *, timeout: float, strict: bool, gate_spec: str = ""):
         self.rag = rag
         self.gate_spec = gate_spec or rag.gate.name
-        self.timeout = timeout
-        self.strict = strict
+        self.timeout, self.strict = timeout, strict
         self.staleness = request_options.describe_staleness(rag)
         self.limited_log = LimitedLog(log)
         self.gate_breakers = BreakersByKey("gate")
@@ -107,7 +107,7 @@ class GateService:
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
             if traffic_log is not None:
-                traffic_log.close()
+                traffic_log.close(CLOSE_SECONDS)
 
         return close
 

@@ -373,12 +373,13 @@ def delete_from_history(
     if history is None or question is None:
         return DeletionResponse(forgotten=history is None, decisions=n_decisions, history=0)
     key = question_key(question)
-    history.flush(key)  # so that entries that are not yet written are found, too
     try:
-        ids = history.store.find_ids(key)
         if not is_admin:  # nothing is deleted, but the caller learns whether an entry is left behind
-            return DeletionResponse(forgotten=not ids, decisions=n_decisions, history=0)
-        response = DeletionResponse(forgotten=True, decisions=n_decisions, history=history.store.forget(ids=ids))
+            is_left = history.is_waiting(key) or bool(history.store.find_ids(key))
+            return DeletionResponse(forgotten=not is_left, decisions=n_decisions, history=0)
+        n_entries = history.drop_waiting(key)
+        n_entries += history.store.forget(ids=history.store.find_ids(key))
+        response = DeletionResponse(forgotten=True, decisions=n_decisions, history=n_entries)
         if history.store.has_remains:
             response.forgotten, response.note = False, REMAINS_NOTE
         return response

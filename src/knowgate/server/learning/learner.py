@@ -25,6 +25,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_gate_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.stages import describe_constant
+from knowgate.pipeline.traffic_log import CLOSE_SECONDS
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_options import describe_staleness
 from knowgate.server.json_api import ApiError, make_unknown_decision_error
@@ -79,7 +80,7 @@ class TrafficLearner:
         """Cancel pending audits, and write pending labels."""
         await self.auditor.close()
         if self.labeler.history is not None:
-            await asyncio.to_thread(self.labeler.history.close)
+            await asyncio.to_thread(self.labeler.history.close, CLOSE_SECONDS)
 
     def observe(self, response: Response, trace: RequestTrace) -> None:
         """Learn from a request. Call this before its response is sent, because the answer is captured while it is sent."""
