@@ -488,14 +488,15 @@ def test_a_large_response_is_in_progress_until_its_client_reads_it_or_its_time_i
         until(lambda: requests.count == 0)
 
 
-def test_a_large_response_waits_for_a_place_until_an_earlier_one_is_read(serve):
+@pytest.mark.parametrize("places", ["large_responses", "huge_responses"])
+def test_a_large_response_waits_for_a_place_until_an_earlier_one_is_read(serve, places):
     """Otherwise clients that do not read could fill the memory with responses."""
     body = b'{"model": "m", "input": "a"}'
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with HostileServer() as upstream:
         upstream.reply = http(b"x" * (15 << 20))
         address, app = serve(upstream=False, gate="never", options={"upstream": f"{upstream.url}/v1"})
-        app.state.service.forwarder.upstream.large_responses = FairLock(2)  # one place for each API key
+        setattr(app.state.service.forwarder.upstream, places, FairLock(2))  # one place for each API key
         with connect(address) as first, connect(address) as second:
             first.sendall(head % len(body) + body)
             assert first.recv(12) == b"HTTP/1.1 200"

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from knowgate.errors import BadSetting, ServerError
-from knowgate.retrieval.engines.http import HttpRetriever
+from knowgate.retrieval.engines.http import MAX_PASSAGES, HttpRetriever, parse_search_response
 from knowgate.types import Passage
 from tests.support.processes import PATIENCE
 
@@ -65,6 +65,13 @@ def test_usual_response_formats_are_parsed(name: str, text: str):
 def test_surplus_passages_are_dropped():
     (found,) = retriever(answering([{"id": str(n), "text": "x"} for n in range(9)])).search(["q"], 2)
     assert [passage.id for passage in found] == ["0", "1"]
+
+
+def test_of_many_passages_only_the_first_ones_are_read():
+    passages = parse_search_response(
+        json.dumps([{"text": f"text {i}"} for i in range(MAX_PASSAGES)] + [7]).encode(), "it"
+    )
+    assert len(passages) == MAX_PASSAGES
 
 
 def test_an_empty_response_gives_no_passages():

@@ -45,6 +45,7 @@ MAX_INTERIM_RESPONSES = 100
 # bytes of them, and takes as long to parse as a large chunk.
 MAX_FRAMING_EXCESS = 64 << 10
 MAX_LARGE_RESPONSES = 16  # in memory until their clients have read them; one API key can have half of them
+HUGE_BYTES, MAX_HUGE_RESPONSES = 4 << 20, 4  # likewise; with log-probabilities, each can take 150 MB
 READ_BYTES = 64 << 10  # processed in one turn of the event loop, for each connection without TLS
 PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
@@ -89,10 +90,11 @@ class LimitedResponse(aiohttp.ClientResponse):
     """Response of the upstream with a limit on interim responses (status 1xx). aiohttp has no such limit.
 
     Attributes:
-        wait_for_place: Called when a large body is being read into memory, to wait until there are few of them.
+        wait_for_place: Called with the size so far when a large body is being read into memory, to wait until there are
+            few of them.
     """
 
-    wait_for_place: Callable[[], Awaitable[None]] | None = None
+    wait_for_place: Callable[[int], Awaitable[None]] | None = None
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """Wait for the headers of the final response. Raise an error after too many interim responses.
@@ -137,7 +139,7 @@ class UpstreamClient:
         self.url = url if address.user is None else str(address.with_user(None))
         self._login = _find_login(address)
         self.breaker = CircuitBreaker("upstream", probes_first=True)
-        self.large_responses = FairLock(MAX_LARGE_RESPONSES)
+        self.large_responses, self.huge_responses = FairLock(MAX_LARGE_RESPONSES), FairLock(MAX_HUGE_RESPONSES)
         self._probe: asyncio.Task[None] | None = None
         # When the request of each response was sent.
         self._start_times: WeakKeyDictionary[aiohttp.ClientResponse, float] = WeakKeyDictionary()

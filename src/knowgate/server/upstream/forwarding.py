@@ -24,12 +24,12 @@ from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.client_connection import EventStreamResponse
 from knowgate.server.json_api import parse_request
-from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream import draft as drafts
 from knowgate.server.upstream.client import (
+    HUGE_BYTES,
     LimitedResponse,
     UpstreamClient,
     build_response_headers,
@@ -295,7 +295,7 @@ class UpstreamForwarder:
         """Send a request to the upstream. At the latest, its connection is closed when the client's request ends."""
         response = await self.upstream.send("POST", path, content, request.headers)
         if isinstance(response, LimitedResponse):
-            response.wait_for_place = partial(_take_place, self.upstream.large_responses, request.trace)
+            response.wait_for_place = partial(_take_places, self.upstream, request.trace)
         request.trace.on_end.append(response.close)
         return response
 
@@ -342,11 +342,16 @@ async def forward_response(
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
 
-async def _take_place(large_responses: FairLock, trace: RequestTrace) -> None:
-    """Wait for a place among the requests with large responses in memory, unless this request has one until its end."""
-    if large_responses.release not in trace.on_end:
-        await large_responses.acquire()
-        trace.on_end.append(large_responses.release)
+async def _take_places(upstream: UpstreamClient, trace: RequestTrace, size: int) -> None:
+    """Wait for a place among the requests with large responses in memory, unless this request has one until its end.
+
+    A response of more than HUGE_BYTES also needs one among the huge ones.
+    """
+    locks = [upstream.large_responses, upstream.huge_responses] if size > HUGE_BYTES else [upstream.large_responses]
+    for lock in locks:
+        if lock.release not in trace.on_end:
+            await lock.acquire()
+            trace.on_end.append(lock.release)
 
 
 async def _measure_draft(request: ForwardedRequest, draft: UpstreamDraft) -> None:

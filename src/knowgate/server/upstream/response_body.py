@@ -34,7 +34,7 @@ async def iter_chunks(
     """Yield the body of a response as it arrives, decompressed.
 
     Args:
-        response: The response. After MAX_FREE_BYTES of a body that is kept, its `wait_for_place` is called, if it has one.
+        response: The response. Beyond MAX_FREE_BYTES of a body that is kept, its `wait_for_place` is called, if it has one.
         max_bytes: Maximum size of the body.
         is_kept: Whether the caller keeps the body in memory.
 
@@ -55,8 +55,7 @@ async def iter_chunks(
                 raise InvalidResponse(f"the body is larger than {max_bytes:,} bytes")
             yield piece
             if size > MAX_FREE_BYTES and wait_for_place is not None:
-                await wait_for_place()
-                wait_for_place = None
+                await wait_for_place(size)
             if decompressor is not None:
                 await asyncio.sleep(0)  # a small chunk can become large, so let other requests run
 
