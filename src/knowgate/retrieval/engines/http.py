@@ -27,6 +27,7 @@ LIST_FIELDS = ("passages", "results", "documents", "hits")
 TEXT_FIELDS = ("text", "content")
 EXCERPT_CHARS = 80  # of a response, in error messages
 MAX_EXCERPT_BYTES = 2_000  # what is searched for keys before it is cut, so that no part of a key is left
+MAX_VALUES = 250_000  # JSON values of a response
 MAX_PASSAGES = 10_000  # of a response; the rest is not used
 MAX_SCORE = 1e30  # JSON integers can be too large for a float; no real score is this large
 _EXPECTED_FORMAT = (
@@ -92,7 +93,7 @@ def parse_search_response(body: bytes, server: str, redact: Callable[[str], str]
         RejectionError: The response has another format.
     """
     try:
-        value = parse_json_response(body, "it")
+        value = parse_json_response(body, "it", MAX_VALUES)
         items = (value if isinstance(value, list) else _find_list(value))[:MAX_PASSAGES]
         passages = [_parse_passage(item, f"passage {number}") for number, item in enumerate(items)]
     except (RejectionError, ValueError) as error:
