@@ -70,7 +70,7 @@ def test_demo_tells_all_four_parts_in_order(call: Call):
 
 def test_demo_is_short_and_no_line_is_wider_than_80_columns(call: Call):
     lines = call(*QUICK).out.splitlines()
-    assert len(lines) <= 71
+    assert len(lines) <= 72  # a long measured time can wrap one sentence
     assert [line for line in lines if len(line.rstrip()) > PAGE_WIDTH] == []
 
 
