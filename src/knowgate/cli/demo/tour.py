@@ -32,7 +32,7 @@ PAGE_WIDTH, INDENT = 80, 2
 MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = 40, 7, 16  # columns of a message, a mark, and a name before a paragraph
 MARKS = {True: ("right", "green"), False: ("wrong", "red"), None: ("-", "dim")}
 PAIR_MODES = {comparison.NEVER: "from memory", comparison.ALWAYS: "after a search"}
-SLOWER_NOTE = "The gated mode took longer: a search was faster than the draft that decides. Try --search-seconds 1."
+SLOWER_NOTE = "It took longer: a search was faster than the draft that decides. Try --search-seconds 1."
 STREAM_INTRODUCTION = (
     "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; part 3 "
     "measures. Each search waits {wait:g} s, about what a hosted search takes (--search-seconds). always: retrieves for "
