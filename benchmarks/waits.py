@@ -1,4 +1,4 @@
-"""Measure how long small requests of one API key wait while another key sends large ones, and how much memory these take.
+"""Measure how long small requests of one API key wait beside the requests of another, and how much memory these take.
 
     python -m benchmarks.waits                    # an upstream with large responses, and long questions
     python -m benchmarks.waits --model smollm     # a long question to an LLM in the server's process
@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from knowgate.server.options import ServeOptions
 from tools.stub_upstream import Stub, running_stub
 
 INTERVAL_SECONDS = 0.05
-QUIET_SECONDS = 5.0  # time for the measurement without large requests
+QUIET_SECONDS = 5.0  # time for the measurement without load
+REPEAT_SECONDS = 30.0  # time for which a repeated load is sent
 MAX_LOAD_SECONDS = 120.0
 SMALL_QUESTION = "What is the capital of Peru?"
 LONG_QUESTION = "Who wrote the novel Emma, and when? " * 400
@@ -51,12 +53,14 @@ class Load:
         body: Their body.
         path: Their endpoint.
         gate: Gate of the server.
+        repeats: Whether each request is sent again, without pause, for REPEAT_SECONDS.
     """
 
     count: int
     body: dict[str, Any]
     path: str = "/chat/completions"
     gate: str = "never"
+    repeats: bool = False
 
 
 LOADS = {
@@ -65,11 +69,18 @@ LOADS = {
     "60 responses of 84,000 log-probabilities, read by a gate": Load(
         60, make_chat("84000 tokens?"), gate="logprob:mean"
     ),
+    "24 responses of 330,000 log-probabilities, read by a gate": Load(
+        24, make_chat("330000 tokens?"), gate="logprob:mean"
+    ),
     "10 lists of 256 long questions": Load(10, {"questions": [LONG_QUESTION] * 256}, "/decide"),
 }
 LOCAL_LOADS = {
     "60 lists of 200 long questions": Load(60, {"questions": [LONG_QUESTION] * 200}, "/decide", gate="logprob:mean"),
     "a question of 7,800 tokens": Load(1, make_chat("Which number is this? " + "1234567890" * 780)),
+    "a chat with max_tokens 1,024": Load(
+        1, {**make_chat("Write a very long story."), "max_tokens": 1024}, repeats=True
+    ),
+    "rejected requests": Load(1, {"messages": []}, repeats=True),
 }
 
 
@@ -78,7 +89,7 @@ def make_large_response(n_tokens: int) -> bytes:
     """Return a chat completion with the log-probabilities of this many tokens."""
     tokens = [{"token": "the capital is Lima", "logprob": -0.25, "bytes": None, "top_logprobs": []}] * n_tokens
     if n_tokens > 100_000:
-        tokens = [{"token": "a", "logprob": -0.25}] * n_tokens  # within the limit of 16 MB
+        tokens = [{"token": "Lima", "logprob": -0.25}] * n_tokens  # within the limit of 16 MB
     message = {"role": "assistant", "content": "Lima"}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": tokens}}
     return json.dumps({"choices": [choice]}).encode()
@@ -114,6 +125,15 @@ async def send(session: aiohttp.ClientSession, url: str, key: str, body: dict[st
         return response.status, time.perf_counter() - start
 
 
+async def send_load(session: aiohttp.ClientSession, url: str, key: str, load: Load) -> list[int]:
+    """Send one of the requests of a load, once or repeatedly, and return the statuses."""
+    end = time.monotonic() + REPEAT_SECONDS
+    statuses = [(await send(session, url, key, load.body))[0]]
+    while load.repeats and time.monotonic() < end:
+        statuses.append((await send(session, url, key, load.body))[0])
+    return statuses
+
+
 async def measure_small_requests(
     url: str, key: str, connection: Connection, load: asyncio.Future[Any], seconds: float
 ) -> dict[str, Any]:
@@ -137,15 +157,15 @@ async def measure_small_requests(
 
 
 async def measure(url: str, keys: tuple[str, str], connection: Connection, load: Load) -> dict[str, Any]:
-    """Measure small requests without a load, and beside it."""
+    """Measure small requests without a load and beside it."""
     quiet_load: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     quiet = await measure_small_requests(url, keys[1], connection, quiet_load, QUIET_SECONDS)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        sent = [send(session, url + load.path, keys[0], load.body) for _ in range(load.count)]
+        sent = [send_load(session, url + load.path, keys[0], load) for _ in range(load.count)]
         responses = asyncio.gather(*sent)
         busy = await measure_small_requests(url, keys[1], connection, responses, MAX_LOAD_SECONDS)
-        statuses = [status for status, _ in await responses]
-    return {"quiet": quiet, "busy": busy, "large_requests": {str(s): statuses.count(s) for s in sorted(set(statuses))}}
+        statuses = list(chain.from_iterable(await responses))
+    return {"quiet": quiet, "busy": busy, "responses": {str(s): statuses.count(s) for s in sorted(set(statuses))}}
 
 
 def run(model: str, folder: Path) -> dict[str, Any]:

@@ -38,6 +38,14 @@ class KnowgateError(Exception):
         self.brief = brief or message
 
 
+def get_brief(error: BaseException) -> str:
+    """Return what is wrong, without messages of servers and other libraries. They could quote questions or secrets."""
+    cause = error.__cause__ or error
+    if not isinstance(cause, KnowgateError):  # the message of `error` may quote that of its cause
+        return f"unexpected error {type(cause).__name__}"
+    return getattr(error, "brief", "") or str(error)
+
+
 def get_cause(error: Exception) -> str:
     """Return the first line of an error message, or the type of an error without one."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

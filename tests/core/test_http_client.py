@@ -10,6 +10,11 @@ from knowgate.core import http_client
 from knowgate.core.http_client import (
     LARGE_RESPONSE_BYTES,
     MAX_RESPONSE_VALUES,
+    REQUEST_DEADLINE,
+    JsonClient,
+    RetryableError,
+    RetryPolicy,
+    call_with_retries,
     open_client,
     parse_json_response,
     read_response,
@@ -51,6 +56,26 @@ def test_a_slow_response_ends_at_the_deadline_though_each_read_is_fast(server, h
     with pytest.raises(Exception, match=r"deadline|timed out|too slowly"):
         read(server, seconds=0.3)
     assert time.monotonic() - start < 9  # the whole response takes at least ten seconds
+
+
+def test_no_retry_is_waited_for_beyond_the_deadline_of_the_request():
+    pauses, deadlines = [], []
+
+    def fail(deadline):
+        deadlines.append(deadline)
+        raise RetryableError(ServerError("busy"), wait=30.0)
+
+    end = time.monotonic() + 20
+    policy = RetryPolicy(total=60.0, sleep=pauses.append)
+    with request_deadline(end), pytest.raises(ServerError, match="busy"):
+        call_with_retries(fail, policy)
+    assert (pauses, deadlines) == ([], [end])
+
+
+def test_threads_of_a_client_keep_the_deadline_of_the_request():
+    client = JsonClient("http://search.test", "the server")
+    with request_deadline(5.0):
+        assert client.map(lambda item: (item, REQUEST_DEADLINE.get()), [1, 2]) == [(1, 5.0), (2, 5.0)]
 
 
 @pytest.mark.parametrize("kind", ["endless", "bomb"])

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knowgate.core.text import (
+    MAX_CACHED_CHARS,
     ContainmentGrade,
+    _normalize_cached,
     _replace_punctuation,
     contains_tokens,
     estimate_tokens,
@@ -326,6 +328,14 @@ def test_long_runs_of_combining_marks_are_normalized_in_linear_time():
     start = time.process_time()
     assert len(normalize_unicode(text)) <= 31
     assert time.process_time() - start < 2
+
+
+def test_texts_that_normalization_makes_long_are_not_cached():
+    _normalize_cached.cache_clear()
+    assert len(normalize("\ufdfa" * MAX_CACHED_CHARS)) == 18 * MAX_CACHED_CHARS
+    assert _normalize_cached.cache_info().currsize == 0
+    assert normalize("É" * MAX_CACHED_CHARS) == "é" * MAX_CACHED_CHARS
+    assert _normalize_cached.cache_info().currsize == 1
 
 
 def test_ordinary_texts_are_normalized_as_by_unicodedata():

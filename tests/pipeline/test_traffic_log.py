@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from knowgate.data.history import entries
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
 from knowgate.data.history.sqlite_store import SqliteHistory
-from knowgate.errors import BadSetting
+from knowgate.errors import BadSetting, RejectionError
 from knowgate.gates import load_gate
 from knowgate.models.fair_executor import CLIENT
 from knowgate.models.fake import FakeModel
@@ -255,6 +256,34 @@ def test_a_slow_embedding_model_does_not_stop_a_server_from_ending(tmp_path, cap
     assert [future.result(20) for future in logged] == [True, False, False]
     assert (log.n_lost, caplog.text.count("could not be logged")) == (2, 1)
     assert log_question(log, "eve", "After that?").result(20)
+    log.close()
+
+
+def test_nobody_waits_while_a_deletion_reads_long_questions(tmp_path, monkeypatch):
+    store, gate = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event()
+    embed = store.embed
+    store.embed = lambda questions: (gate.wait(20), embed(questions))[1]
+    log, was_locked = TrafficLog(store), []
+    monkeypatch.setattr(entries, "question_key", lambda text: was_locked.append(log._lock.locked()) or text)
+    logged = [log_question(log, "eve", f"Question {i}?") for i in range(3)]
+    assert log.drop_waiting("Question 1?") == 1
+    assert was_locked == [False] * 3
+    gate.set()
+    assert [future.result(20) for future in logged] == [True, False, True]
+    log.close()
+
+
+def test_an_error_of_the_embedding_server_is_logged_without_the_question(tmp_path, caplog):
+    store = SqliteHistory(tmp_path / "log.db", HashEmbedder())
+
+    def refuse(questions):
+        raise RejectionError(f"the server answered 400: bad text '{questions[0]}'.", brief="the server answered 400")
+
+    store.embed = refuse
+    log = TrafficLog(store)
+    assert not log_question(log, "eve", "Has Anna the flu?").result(20)
+    assert "the server answered 400" in caplog.text
+    assert "Anna" not in caplog.text
     log.close()
 
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
+import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.retrieval.bm25 import Bm25Retriever
+from knowgate.retrieval.bm25 import MAX_QUERY_TERMS, Bm25Retriever
 from knowgate.types import Passage
 from tests.support.retrieval_fakes import build_bm25
 
@@ -82,3 +83,26 @@ def test_a_corpus_without_words_is_an_error():
 def test_k_must_be_positive():
     with pytest.raises(BadSetting, match="k=0 is not allowed"):
         retriever().search(["red"], 0)
+
+
+def test_the_scores_of_a_repeated_word_are_read_once():
+    class CountingArray(np.ndarray):
+        n_slices = 0
+
+        def __getitem__(self, key):
+            CountingArray.n_slices += isinstance(key, slice)
+            return super().__getitem__(key)
+
+    repeating = retriever()
+    scores = repeating._matrix.scores
+    scores["data"] = np.asarray(scores["data"]).view(CountingArray)
+    (found,) = repeating.search(["red apple " * 1_000], 3)
+    assert CountingArray.n_slices == 2
+    expected = [1_000 * by_hand("red apple", TEXTS[0]), 1_000 * by_hand("red apple", TEXTS[1])]
+    assert [passage.score for passage in found] == pytest.approx(expected, rel=1e-6)
+
+
+def test_only_the_first_different_words_of_a_query_are_searched():
+    words = [f"w{number}" for number in range(MAX_QUERY_TERMS + 100)]
+    (found,) = retriever(words).search([" ".join(["w0", *words])], 5_000)
+    assert {passage.id for passage in found} == {str(number) for number in range(MAX_QUERY_TERMS)}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 
 import pytest
 
@@ -43,3 +44,16 @@ def test_stemming_without_pystemmer_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "Stemmer", None)
     with pytest.raises(MissingExtra, match=r"knowgate\[stem\]"):
         Tokenizer(stem=True)("words")
+
+
+def test_long_words_are_stemmed_and_not_kept_in_memory():
+    pytest.importorskip("Stemmer")
+    stem = Tokenizer(stem=True)
+    assert stem("connect" * 3_000 + "ed") == ["connect" * 3_000]
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            stem(f"q{number}" + "é" * 20_000)
+        assert tracemalloc.get_traced_memory()[0] < 200_000  # one of the words takes 40,000 bytes
+    finally:
+        tracemalloc.stop()

@@ -8,14 +8,17 @@ from functools import partial
 import httpx
 import pytest
 
+from knowgate.errors import ServerError
+from knowgate.gates.rules.topic_rule import TopicRule
 from knowgate.retrieval.engines.elastic import OpenSearchRetriever
 from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.retrieval.engines.web_engines import WebOptions
 from knowgate.retrieval.rerankers.remote import RemoteReranker
-from knowgate.server.app import FingerprintCachingRetriever
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
+from knowgate.server.chat.request_options import FingerprintCachingRetriever
+from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker, GuardedTopicRule
+from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_failures import FailingGate, use_gate_service
 from tests.server.test_forwarding import FOUND
@@ -213,7 +216,7 @@ def test_a_reached_cap_of_web_searches_opens_no_breaker_and_cached_questions_are
     result = {"url": "https://bala.example/", "title": "Canteen", "content": "Mira runs it."}
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"results": [result]}))
     web = WebRetriever("searxng", "http://searx.example", WebOptions(minute=1), transport)
-    address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web)))
+    address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web, 10.0)))
 
     def search(question):
         report = ask(address, question).json()["knowgate"]
@@ -295,7 +298,7 @@ def make_odd_server(reply):
 def test_odd_replies_to_some_questions_do_not_stop_retrieval_for_others(serve, reply, report):
     options = WebOptions(minute=1000)
     web = WebRetriever("searxng", "http://s.example", options, make_odd_server(reply))
-    address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web)))
+    address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web, 10.0)))
 
     def search(question):
         report = ask(address, question).json()["knowgate"]
@@ -367,3 +370,29 @@ def test_an_open_breaker_allows_one_probe_after_its_pause():
     assert [breaker.try_acquire(), breaker.try_acquire()] == [True, False]
     breaker.record_success()
     assert (breaker.state, breaker.try_acquire()) == ("closed", True)
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_a_topic_rule_whose_embedding_server_is_down_matches_nothing(serve, tmp_path, caplog, upstream):
+    rules = tmp_path / "rules.toml"
+    rule = TopicRule("pay", "retrieve", ("When is payday?",), embedder="openai:m@http://127.0.0.1:9/v1")
+    rules.write_text(rule.to_toml())
+    address, _ = serve(upstream=upstream, gate="logprob:mean", rules=str(rules))
+    report = ask(address, KNOWN, model="knowgate").json()["knowgate"]
+    assert (report["retrieve"], report.get("rule")) == (False, None)
+    assert httpx.post(f"{address}/v1/decide", json={"question": KNOWN}, timeout=30).status_code == 200
+    assert "A topic rule failed" in caplog.text
+
+
+def test_a_topic_rule_is_not_asked_for_a_while_after_several_failures():
+    class Failing:
+        count = 0
+
+        def embed(self, texts):
+            self.count += 1
+            raise ServerError("the server is down")
+
+    rule = GuardedTopicRule.guard(TopicRule("pay", "retrieve", ("When is payday?",)))
+    rule.__dict__["model"] = model = Failing()
+    assert [rule.matches("When is payday?", None) for _ in range(8)] == [False] * 8
+    assert (model.count, rule.breaker.state) == (5, "open")

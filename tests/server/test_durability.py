@@ -12,11 +12,13 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
+from knowgate.server import database
 from knowgate.server.database import SqliteStore
+from knowgate.server.json_api import ApiError
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry import decision_log, trace
-from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow, _store_feedback
+from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow
 from knowgate.server.telemetry.deletions import (
     DAY_SECONDS,
     DELETE_TEXTS,
@@ -24,6 +26,7 @@ from knowgate.server.telemetry.deletions import (
     TABLES_WITH_TEXTS,
     delete_rows,
 )
+from knowgate.server.telemetry.feedback import store_feedback
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
@@ -211,6 +214,50 @@ def test_decisions_that_wait_for_a_locked_log_are_limited(locked_log, monkeypatc
     log.close()
 
 
+def test_the_memory_of_decisions_that_wait_for_a_locked_log_is_limited(locked_log, monkeypatch):
+    monkeypatch.setattr(decision_log, "MAX_PENDING_BYTES", 1_000)
+    log, other = locked_log
+    first, second = [log.append({"id": f"kg-{number}", "reason": "x" * 1_000}, None) for number in range(2)]
+    assert "locked" in str(first.exception(timeout=10))
+    assert "too many decisions" in str(second.exception(timeout=10))
+    assert log.lost_count == 1
+    other.execute("ROLLBACK")
+    wait_until(lambda: log._unwritten_bytes == 0)
+    assert log.append({"id": "kg-2"}, None).result(timeout=10) is None
+    assert log._unwritten_bytes == 0
+    log.close()
+
+
+def test_deletions_that_cannot_be_erased_are_erased_later(locked_log, monkeypatch):
+    monkeypatch.setattr(database, "VACUUM_SECONDS", 0)
+    log, other = locked_log
+    other.execute("ROLLBACK")
+    log.append({"id": "kg-1"}, "Who is Jane?").result(10)
+    assert asyncio.run(log.delete(id="kg-1")) == ["kg-1"]
+    results, vacuum = [], log._store.vacuum
+    log._store.vacuum = lambda tables: results.append(vacuum(tables)) or results[-1]
+    other.execute("BEGIN IMMEDIATE")
+    log.erase_deleted()
+    log.run_blocking(lambda store: None)
+    other.execute("ROLLBACK")
+    for _ in range(3):
+        log.erase_deleted()
+        log.run_blocking(lambda store: None)
+    log.close()
+    assert results == [False, True]
+
+
+def test_an_unavailable_log_writes_one_line_for_many_requests(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("knowgate.core.limited_log.LOG_SECONDS", 60.0)
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    log.run_blocking(lambda store: store.close())
+    for _ in range(3):
+        with pytest.raises(ApiError):
+            asyncio.run(log.find("kg-1"))
+    log.close()
+    assert caplog.text.count("The decision log is unavailable") == 1
+
+
 def test_decisions_are_lost_if_the_log_is_locked_until_the_server_ends(locked_log):
     log, _ = locked_log
     log.append({"id": "kg-1"}, None)
@@ -251,7 +298,7 @@ def test_a_decision_that_another_process_is_about_to_write_is_deleted_and_counte
 @pytest.mark.parametrize("at_the_end", [True, False])
 def test_deletions_are_erased_from_the_whole_file_together_or_when_the_log_is_closed(tmp_path, monkeypatch, at_the_end):
     vacuumed = []
-    monkeypatch.setattr(SqliteStore, "vacuum", lambda store, tables: vacuumed.append(tables))
+    monkeypatch.setattr(SqliteStore, "vacuum", lambda store, tables: vacuumed.append(tables) or True)
     log = DecisionLog(str(tmp_path / "log.db"), stores_questions=True)
     for i in range(3):
         log.append({"id": f"kg-{i}"}, f"Who is {i}?").result(30)
@@ -269,7 +316,7 @@ def test_deletions_are_erased_from_the_whole_file_together_or_when_the_log_is_cl
 def test_a_server_erases_deletions_from_the_whole_file(serve, tmp_path, monkeypatch):
     monkeypatch.setattr("knowgate.server.app.ERASE_SECONDS", 0.05)
     vacuumed = threading.Event()
-    monkeypatch.setattr(SqliteStore, "vacuum", lambda store, tables: vacuumed.set())
+    monkeypatch.setattr(SqliteStore, "vacuum", lambda store, tables: vacuumed.set() or True)
     address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "keep_questions": True})
     id = ask(address).headers["x-knowgate-id"]
     assert not vacuumed.is_set()
@@ -290,7 +337,7 @@ class SlowCommit:
             self.before_commit()
 
     def vacuum(self, tables):
-        self.store.vacuum(tables)
+        return self.store.vacuum(tables)
 
 
 def check_that_feedback_during_a_deletion_is_not_stored(location):
@@ -299,7 +346,7 @@ def check_that_feedback_during_a_deletion_is_not_stored(location):
     ratings = []
 
     def rate():
-        ratings.append(rater._thread.submit(_store_feedback, rater._store, "kg-1", "up", "a comment", ""))
+        ratings.append(rater._thread.submit(store_feedback, rater._store, "kg-1", "up", "a comment", "", None, 9))
         wait(ratings, timeout=0.5)  # it must not end before the deletion is committed
 
     deleter.run_blocking(lambda store: delete_rows(SlowCommit(store, rate), ["kg-1"]))

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 import knowgate as kg
+from knowgate.core import limited_log
 from knowgate.errors import ArtifactError, BrokenIndex
 from knowgate.gates.baselines import AlwaysGate
 from knowgate.retrieval.engines.base import FieldNames
 from knowgate.retrieval.engines.elastic import ElasticRetriever
 from knowgate.retrieval.engines.pgvector import PgvectorRetriever
-from knowgate.server import load_limits
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.json_api import dump_json
 from knowgate.server.learning.arms import Experiment, ExperimentArm
@@ -286,7 +286,7 @@ def test_an_arbiter_that_fails_in_this_process_is_skipped_and_reported(serve):
 
 
 def test_failed_searches_and_gates_are_logged_once_a_second(serve, caplog, monkeypatch):
-    monkeypatch.setattr(load_limits, "LOG_SECONDS", 3600.0)
+    monkeypatch.setattr(limited_log, "LOG_SECONDS", 3600.0)
     address, app = serve(gate="always", change=use_retriever(strict=False))
     service = app.state.service.gate_service
     for _ in range(20):
@@ -297,7 +297,7 @@ def test_failed_searches_and_gates_are_logged_once_a_second(serve, caplog, monke
         "A search failed",
         "The gate failed, so the request retrieves",
     ]
-    monkeypatch.setattr(load_limits, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(limited_log, "LOG_SECONDS", 0.0)
     ask(address)
     assert caplog.messages[-1].endswith("(19 more since the last line)")
 

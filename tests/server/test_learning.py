@@ -238,6 +238,25 @@ def test_a_model_in_this_process_is_audited(serve, tmp_path):
     assert wait_for_audits(address, 2)["loss"]["lost"] == 1.0
 
 
+def test_an_audit_in_this_process_has_the_length_of_the_request(serve, tmp_path, monkeypatch):
+    address, app = serve(upstream=False, gate="never", options=audit_options(tmp_path, most_tokens=48))
+    lengths, answer = [], AdaptiveRAG.aanswer
+    monkeypatch.setattr(
+        AdaptiveRAG, "aanswer", lambda rag, question: lengths.append(rag.max_tokens) or answer(rag, question)
+    )
+    for count, tokens in enumerate(({}, {"max_tokens": 7}, {"max_completion_tokens": 1_000}), 1):
+        ask(address, KNOWN, model="knowgate", **tokens)
+        wait_for_audits(address, count)
+    assert lengths == [app.state.service.gate_service.rag.max_tokens, 7, 48]
+
+
+def test_an_audit_compares_with_passages_even_if_the_arbiter_prefers_drafts(serve, tmp_path):
+    options = audit_options(tmp_path)
+    address, _ = serve(upstream=False, gate="never", options=options, change=use_arbiter(FixedArbiter(0.9)))
+    ask(address, UNKNOWN, model="knowgate")
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 1.0
+
+
 def test_requests_that_select_a_gate_are_not_audited(serve, stub, tmp_path):
     address, _ = serve(gate="always", options=audit_options(tmp_path))
     ask(address, knowgate={"retrieve": "never"})

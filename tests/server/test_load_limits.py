@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -25,8 +26,16 @@ from knowgate.server import json_api, load_limits, schemas
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat import decisions, request_formats
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
-from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, parse_json_object, parse_request
-from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, FairLock, RequestSlots, UploadBudget
+from knowgate.server.json_api import (
+    LARGE_BODY_BYTES,
+    MAX_FORWARDED_VALUES,
+    MAX_JSON_VALUES,
+    ApiError,
+    estimate_memory,
+    parse_json_object,
+    parse_request,
+)
+from knowgate.server.load_limits import MAX_UNFINISHED_BYTES, BodyBudget, FairLock, RequestSlots
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream import forwarding
 from tests.server.conftest import UNKNOWN
@@ -54,7 +63,7 @@ def test_request_slots_are_limited_per_client_and_in_total():
 
 
 def test_one_client_can_use_half_of_the_memory_for_unfinished_bodies():
-    budget = UploadBudget(largest_body=MAX_UNFINISHED_BYTES)
+    budget = BodyBudget(MAX_UNFINISHED_BYTES, largest_body=MAX_UNFINISHED_BYTES)
     half = MAX_UNFINISHED_BYTES
     budget.reserve("a", half)
     with pytest.raises(ApiError, match="at once"):
@@ -68,7 +77,43 @@ def test_one_client_can_use_half_of_the_memory_for_unfinished_bodies():
 
 
 def test_the_default_memory_for_unfinished_bodies_is_256_mb():
-    assert UploadBudget(largest_body=4 << 20).max_bytes == 256 << 20
+    assert BodyBudget(MAX_UNFINISHED_BYTES, largest_body=4 << 20).max_bytes == 256 << 20
+
+
+def test_the_memory_of_large_requests_in_progress_is_limited(serve, tmp_path):
+    first, second = (add_key(tmp_path / "keys.json", name) for name in ("first", "second"))
+    address, app = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    budget = app.state.service.parsed_budget
+    large, small = CHAT + f'"{"x" * 70_000}"}}', CHAT + f'"{"x" * 60_000}"}}'
+    needed = estimate_memory(large.encode(), MAX_JSON_VALUES)
+    assert needed >= 140_000
+    budget.max_bytes = 3 * needed
+    until(lambda: not budget.bytes_by_client)
+    (client,) = {key.hash for key in app.state.service.access_policy.list_keys() if key.name == "first"}
+    budget.reserve(client, needed)  # a request in progress
+    assert [_post(address, first, large).status_code, _post(address, second, large).status_code] == [429, 200]
+    assert [_post(address, first, small).status_code, _post(address, second, small).status_code] == [200, 200]
+    budget.reserve(client, -needed)
+    assert _post(address, first, large).status_code == 200
+    until(lambda: not budget.bytes_by_client)
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        (b'{"input":[' + b'{"a":0},' * 50_000 + b"0]}", 8_000_000),
+        (b'{"input":"' + b"x" * 100_000 + "\N{GRINNING FACE}".encode() + b'"}', 500_000),
+        (b'{"input":"' + b"x" * 100_000 + rb'\ud83d\ude00"}', 500_000),
+        (b'{"input":"' + b"x" * 100_000 + b'"}', 200_000),
+    ],
+)
+def test_the_memory_of_a_parsed_body_is_not_underestimated(body, least):
+    tracemalloc.start()
+    value = parse_json_object(body, MAX_FORWARDED_VALUES)
+    size = tracemalloc.get_traced_memory()[0] + len(body)
+    tracemalloc.stop()
+    assert len(value) == 1
+    assert least <= size <= 1.05 * estimate_memory(body, MAX_FORWARDED_VALUES)
 
 
 def test_unfinished_bodies_of_one_key_do_not_block_another_key(serve, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.errors import BadInput, ModelError
 from knowgate.models.fake import FakeModel
+from knowgate.models.openai.client import StatusError
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask as chat
@@ -252,3 +253,21 @@ def test_other_keys_interrupt_the_rewriting_of_a_follow_up(serve, slow, monkeypa
         reply = httpx.post(f"{address}/v1/chat/completions", json=short, headers=bob, timeout=30)
         assert (reply.status_code, long.done()) == (200, False)
         assert long.result().status_code == 200
+
+
+def test_messages_of_the_llm_server_are_not_stored_or_logged(serve, monkeypatch, tmp_path, caplog):
+    """Some servers quote the prompt in their errors."""
+
+    def refuse(*args):
+        raise StatusError("http://127.0.0.1:9/v1", 400, f"the prompt was rejected: {UNKNOWN}")
+
+    monkeypatch.setattr(FakeModel, "read", refuse)
+    monkeypatch.setattr(FakeModel, "stream", refuse)
+    database = tmp_path / "d.db"
+    address, _ = serve(upstream=False, gate="logprob:mean", options={"decisions": str(database)})
+    reply = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}, timeout=30)
+    assert "answered 400" in reply.json()["reason"]
+    assert post(address, UNKNOWN).status_code == 500
+    assert ("answered 400" in caplog.text, UNKNOWN in caplog.text + reply.text) == (True, False)
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("d.db*"))
+    assert (b"answered 400" in stored, UNKNOWN.encode() in stored) == (True, False)

@@ -4,9 +4,12 @@ import asyncio
 import json
 
 import httpx
+import psycopg
 import pytest
 
 import knowgate as kg
+from knowgate.core.postgres.address import parse_database_address
+from knowgate.core.postgres.database import PostgresDatabase
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.server.app import create_app
@@ -14,6 +17,7 @@ from knowgate.server.auth.access_control import RateLimiter
 from knowgate.server.auth.api_keys import add_key, read_keys
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry.decision_log import DecisionLog
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -204,6 +208,27 @@ def test_refit_without_questions_reports_no_password(serve, invented, database, 
     assert outcome.code == 1
     assert "keep_questions=True" in outcome.err
     assert PASSWORD not in outcome.err
+
+
+def test_deletions_that_another_session_keeps_from_being_erased_are_erased_later(database):
+    log = DecisionLog(database, stores_questions=True)
+    log.append({"id": "kg-1"}, "Who is Jane?").result(10)
+    results, store = [], log._store
+    address = parse_database_address(database)
+    with psycopg.connect(address.conninfo) as session:
+        session.execute(f"LOCK TABLE {address.schema}.decisions IN ACCESS SHARE MODE")  # a backup, for example
+        results.append(log.run_blocking(lambda _: store.vacuum(["decisions", "feedback"])))
+    results.append(log.run_blocking(lambda _: store.vacuum(["decisions", "feedback"])))
+    log.close()
+    assert results == [False, True]
+
+
+def test_a_database_host_that_no_longer_answers_is_noticed_soon():
+    address = "postgresql://h/db?keepalives_idle=7&application_name=mine"
+    options = PostgresDatabase(parse_database_address(address))._connect_options
+    assert options["tcp_user_timeout"] == "30000"
+    assert options["keepalives_count"] == "3"
+    assert not {"keepalives_idle", "application_name"} & options.keys()  # the address says otherwise
 
 
 @pytest.mark.parametrize("address", ["postgresql://me:{0}@127.0.0.1:1/db", "postgresql://me:{0}@h/db?schema=No"])

@@ -1,6 +1,9 @@
 """What a request can ask for: a guaranteed loss, a filter of documents, and deletion."""
 
+import asyncio
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import httpx
@@ -8,11 +11,10 @@ import pytest
 
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
-from knowgate.errors import ServerError
+from knowgate.errors import BrokenIndex, ServerError
 from knowgate.pipeline.traffic_log import TrafficLog
-from knowgate.server.app import FingerprintCachingRetriever
 from knowgate.server.chat import request_options
-from knowgate.server.chat.request_options import FilteredRetriever
+from knowgate.server.chat.request_options import FilteredRetriever, FilterMatcher, FingerprintCachingRetriever
 from knowgate.server.schemas import PassageFilter
 from knowgate.types import Passage
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -108,20 +110,45 @@ def test_an_index_without_fingerprint_has_no_guarantee(serve):
 
 
 def test_a_fingerprint_is_cached_for_a_minute_or_until_a_failure():
-    now, engine = [0.0], Asked("one", "two", ServerError("gone"), "three", "four")
-    result = FingerprintCachingRetriever(engine, clock=lambda: now[0])
+    now, engine = [0.0], Asked("one", "one", "two", ServerError("gone"), "three", "four")
+    result = FingerprintCachingRetriever(engine, 10.0, clock=lambda: now[0])
+
+    def update(seconds):
+        now[0] = seconds
+        asyncio.run(result.update_fingerprint())
+        return result.fingerprint
+
     assert [result.fingerprint, result.fingerprint, result.name] == ["one", "one", "asked"]
-    now[0] = 59.9
-    assert result.fingerprint == "one"
-    now[0] = 60.0
-    assert result.fingerprint == "two"
-    now[0] = 120.0
-    with pytest.raises(ServerError):
-        _ = result.fingerprint
-    assert result.fingerprint == "three"
+    assert [update(0.0), update(59.9), update(60.0)] == ["one", "one", "two"]
+    for seconds in (120.0, 124.9):  # the failure is remembered for five seconds
+        with pytest.raises(BrokenIndex, match="cannot be identified"):
+            update(seconds)
+    assert update(125.0) == "three"
     with pytest.raises(ServerError):
         result.search(["fail"], 1)
-    assert result.fingerprint == "four"
+    assert update(126.0) == "four"
+
+
+def test_others_do_not_wait_while_the_fingerprint_of_an_index_is_read(serve):
+    reading, gate = threading.Event(), threading.Event()
+
+    class Slow(Asked):
+        @property
+        def fingerprint(self):
+            reading.set()
+            gate.wait(20)
+            return super().fingerprint
+
+    address, app = serve(gate="never")
+    app.state.service.gate_service.rag.retriever.retriever = Slow("one")
+    with ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(ask, address, knowgate={"max_loss": 0.01})
+        shown = threads.submit(httpx.get, f"{address}/v1/dashboard", timeout=30)
+        assert reading.wait(20)
+        assert httpx.get(f"{address}/health", timeout=5).status_code == 200
+        assert not asked.done()
+        gate.set()
+        assert (asked.result().status_code, shown.result().status_code) == (200, 200)
 
 
 @pytest.mark.parametrize("upstream", [True, False])
@@ -145,6 +172,12 @@ def test_a_filter_searches_deeper_until_enough_passages_match():
     (result,) = FilteredRetriever(Many(), PassageFilter(id="p*0")).search(["?"], 3)
     assert [item.id for item in result] == ["p0", "p10", "p20"]
     assert Many.asked == [12, 48]
+
+
+@pytest.mark.parametrize("field", ["id", "title"])
+def test_a_filter_is_compared_with_what_is_shown_of_a_long_id_or_title(field):
+    labels = {"id": "1", "title": "t", field: "x" * 500 + "y" * 1_000_000}
+    assert FilterMatcher(PassageFilter(**{field: "*x"})).matches(Passage(text="text", **labels))
 
 
 @pytest.mark.parametrize("upstream", [True, False])

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from knowgate.data.history.entries import question_key
+from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry import snapshot as snapshots
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -35,7 +37,8 @@ def test_combined_statistics_are_sums():
         "a": (2, 2),
         "b": (1, 0),
     }
-    assert (sum(report["needs"]["retrieved"]), sum(report["needs"]["skipped"])) == (2, 1)
+    needs = report["needs"]  # those of the second gate have another threshold
+    assert (sum(needs["retrieved"]), sum(needs["skipped"])) == (2, 0)
     assert [sum(column) for column in zip(*report["minutes"], strict=True)] == [2, 1]
     assert report["stages"]["gate"] == {"n": 3, "p50": 100.0, "p95": 300.0, "p99": 300.0}
 
@@ -158,6 +161,52 @@ def test_without_decision_log_and_file_there_are_no_other_workers(monkeypatch):
     assert asyncio.run(SnapshotExchange(lambda: "", None).read_others()) == []
 
 
+def test_only_new_deletions_are_read_and_earlier_ones_count_until_they_expire(tmp_path, monkeypatch):
+    now = [1_000_000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    key, counts = question_key("Who is Jane?"), []
+
+    async def read_deletions(exchange, after):
+        now[0] += after
+        deletions = await exchange.read_deletions()
+        return [deletions.covers("kg-1", [key], owner, 999_999.0) for owner in ("alice", "bob")]
+
+    async def run():
+        log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+        exchange = SnapshotExchange(lambda: "", log)
+        await log.delete(question="Who is Jane?", owner="alice")
+        fetch_rows = log._store.fetch_rows
+        log._store.fetch_rows = lambda *query: counts.append(len(rows := fetch_rows(*query))) or rows
+        results = [await read_deletions(exchange, after) for after in (0, 700, 700, 2600)]
+        log.close()
+        return results
+
+    assert asyncio.run(run()) == [[True, False]] * 3 + [[False, False]]
+    assert counts == [1, 1, 0, 0]  # the clocks of other machines may differ, so the newest ones are read again
+
+
+@pytest.mark.parametrize("max_per_owner", [10, 1000])
+def test_deletions_of_one_key_do_not_replace_those_of_another(monkeypatch, max_per_owner):
+    monkeypatch.delenv("KNOWGATE_COUNTS", raising=False)
+    monkeypatch.setattr(snapshots, "MAX_DELETIONS_PER_OWNER", max_per_owner)
+
+    async def run():
+        exchange = SnapshotExchange(lambda: "", None)
+        await exchange.share_deletion("Who is Jane?", "alice")
+        for number in range(600):
+            await exchange.share_deletion(f"Question {number}", "bob")
+        return await exchange.read_deletions()
+
+    start = time.time()
+    deletions = asyncio.run(run())
+    assert deletions.covers("kg-1", [question_key("Who is Jane?")], "alice", start)
+    assert not deletions.covers("kg-2", [question_key("Who is Emma?")], "alice", start)
+    assert all(deletions.covers("kg-3", [question_key(f"Question {number}")], "bob", start) for number in range(600))
+    assert len(deletions._times["bob"]) <= max_per_owner
+    assert deletions.covers("kg-4", ["another"], "bob", start) is (max_per_owner < 600)  # instead of too many hashes
+    assert not deletions.covers("kg-5", ["another"], "bob", time.time() + 1)
+
+
 @pytest.mark.parametrize(("price", "money"), [(0.0, None), (2.0, None)])
 def test_money_is_unknown_without_prices_or_retrievals(price, money):
     snapshot = MetricsSnapshot()
@@ -175,7 +224,7 @@ def test_a_deletion_covers_requests_that_began_before_it_and_only_those_of_its_k
     recent.append({"id": "other key"}, "Who is Jane?", "bob", keys, seconds=5.0)
     recent.append({"id": "other question"}, "Who is Emma?", "alice", [question_key("Who is Emma?")], seconds=5.0)
     recent.append({"id": "later"}, "Who is Jane?", "alice", keys)
-    asyncio.run(recent.apply_deletions([deletion]))
+    asyncio.run(recent.apply_deletions(DeletionIndex([deletion])))
     assert {row["id"] for row in recent.list_newest(9)} == {"other key", "other question", "later"}
 
 
@@ -185,7 +234,7 @@ def test_many_deletions_are_applied_without_comparing_each_with_each_decision():
         recent.append({"id": f"kg-{number}"}, "?", "alice", [f"key {number}"])
     deletions = [Deletion(time.time(), "", f"key {number}", "alice") for number in range(100_000, 0, -1)]
     start = time.process_time()
-    asyncio.run(recent.apply_deletions(deletions))
+    asyncio.run(recent.apply_deletions(DeletionIndex(deletions)))
     assert time.process_time() - start < 3  # 50 million comparisons take longer
     assert [row["id"] for row in recent.list_newest(9)] == ["kg-0"]
 
@@ -214,3 +263,22 @@ def test_forgetting_hashes_only_the_question_to_forget(monkeypatch):
     assert computed == ["QUESTION 2", "earlier", "earlier"]
     recent.delete(["3"])
     assert recent.find_ids("earlier", None) == []
+
+
+def test_statistics_that_could_not_be_written_are_written_again_soon(monkeypatch):
+    monkeypatch.setattr(snapshots, "WRITE_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "RETRY_SECONDS", 0.01)
+    written = []
+
+    async def execute(*statements):
+        written.append(statements)
+        if len(written) < 3:
+            raise ApiError(503, "the decision log is unavailable.", "log_down")
+
+    async def write():
+        exchange = SnapshotExchange(lambda: "{}", SimpleNamespace(execute=execute))
+        exchange.schedule_write()
+        await asyncio.sleep(0.5)
+
+    asyncio.run(write())
+    assert len(written) == 3

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -11,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from knowgate.server.telemetry import spans
-from knowgate.server.telemetry.spans import RequestSpans
+from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
+from knowgate.server.telemetry.trace import RequestTrace
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.processes import until
@@ -77,6 +79,51 @@ def test_the_trace_context_of_the_client_is_used_and_forwarded(serve, stub, stor
     httpx.post(f"{address}/v1/chat/completions", json=body, headers={"traceparent": PARENT})
     assert f"{finished(stored)[-1].context.trace_id:032x}" == PARENT.split("-")[1]
     assert stub.headers[0]["traceparent"] == PARENT
+
+
+@pytest.mark.parametrize(
+    ("state", "entries"), [("vendor=1", {"vendor": "1"}), ("secret text", {}), (f"vendor={'x' * 250}," * 2, {})]
+)
+def test_other_headers_of_the_client_are_neither_parsed_nor_logged(stored, caplog, state, entries):
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(stored))
+    headers = {"traceparent": PARENT, "tracestate": state, "baggage": "secret text"}
+    RequestSpans(provider).export("GET", "/health", 200, RequestTrace(), headers)
+    context = stored.get_finished_spans()[0].context
+    assert (f"{context.trace_id:032x}", dict(context.trace_state)) == (PARENT.split("-")[1], entries)
+    assert "secret" not in caplog.text
+
+
+def test_a_long_response_of_the_collector_is_not_read(monkeypatch):
+    sent, encodings = [], []
+
+    class EndlessCollector(BaseHTTPRequestHandler):
+        def do_POST(self):
+            encodings.append(self.headers["accept-encoding"])
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while len(sent) < 200:
+                    self.wfile.write(bytes(1 << 20))
+                    sent.append(1)
+            except OSError:
+                pass  # the server has closed the connection
+
+        def log_message(self, *args):
+            pass
+
+    collector = ThreadingHTTPServer(("127.0.0.1", 0), EndlessCollector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    provider = create_tracer_provider()
+    RequestSpans(provider).export("GET", "/health", 200, RequestTrace(), {})
+    assert provider.force_flush(20_000)
+    collector.shutdown()
+    collector.server_close()  # waits until the request has ended
+    provider.shutdown()
+    assert encodings == ["identity"]
+    assert len(sent) < 50  # MB, in the buffers of the system
 
 
 def test_spans_are_off_by_default(serve):

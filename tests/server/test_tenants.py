@@ -7,21 +7,25 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, RetrievalOutcome, question_key
+from knowgate.errors import KnowgateError
 from knowgate.gates.skr import SkrGate
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
+from knowgate.server.dashboard.page import list_recent_decisions
 from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry import decision_log
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
 from knowgate.server.telemetry.deletions import SELECT_DECISIONS
+from knowgate.server.telemetry.snapshot import RecentDecisions
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history
@@ -292,6 +296,37 @@ def test_a_follow_up_that_is_forgotten_while_it_waits_to_be_written_is_not_store
     log.append({"id": "kg-1"}, question, seconds=1, question_keys=keys).result(30)
     assert asyncio.run(log.find_missing(["kg-1"])) == ["kg-1"]
     log.close()
+
+
+def test_a_deletion_says_that_the_history_is_unavailable(serve, tmp_path, monkeypatch):
+    address, app = serve(gate="never", log=str(tmp_path / "log.db"), options={"decisions": str(tmp_path / "d.db")})
+    ask_as(address, {}, FIRST)
+
+    def fail(key):
+        raise KnowgateError("the database is down.")
+
+    monkeypatch.setattr(app.state.service.gate_service.rag.log.store, "find_ids", fail)
+    reply = httpx.post(f"{address}/v1/forget", json={"question": FIRST})
+    assert (reply.status_code, reply.json()["forgotten"], reply.json()["decisions"]) == (200, False, 1)
+    assert "history is unavailable" in reply.json()["note"]
+
+
+def test_the_dashboard_of_another_worker_shows_none_of_many_deleted_decisions(tmp_path):
+    async def forget():
+        own, other = (DecisionLog(str(tmp_path / "d.db"), stores_questions=True, is_shared=True) for _ in range(2))
+        recent = RecentDecisions(stores_texts=True)
+        for i in range(80):
+            record = {"id": f"kg-{i}", "retrieve": True}
+            own.append(record, FIRST, "alice")
+            recent.append(record, FIRST, "alice", (question_key(FIRST),))
+        await own.run(lambda store: None)
+        assert len(await other.delete(question=FIRST, owner="alice")) == 80
+        rows = await list_recent_decisions(SimpleNamespace(decision_log=own, recent=recent), 0.0)
+        own.close()
+        other.close()
+        return rows
+
+    assert asyncio.run(forget()) == []
 
 
 def test_a_long_question_cannot_be_forgotten(tenants):

@@ -1,20 +1,24 @@
 """The client of the upstream: its URL and its timeouts."""
 
+import asyncio
 import itertools
 import json
 import socket
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from aiohttp import web
+from aiohttp.client_proto import ResponseHandler
 from starlette.datastructures import Headers
 
 import knowgate as kg
 from knowgate.server.dashboard.page import name_model
 from knowgate.server.options import ServeOptions
-from knowgate.server.upstream.client import UpstreamClient
+from knowgate.server.upstream import client
+from knowgate.server.upstream.client import UpstreamClient, UpstreamConnection
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tools.stub_upstream import Stub
@@ -214,3 +218,22 @@ def test_an_error_of_the_list_of_models_is_the_error_of_a_request_without_a_mode
     assert (reply.status_code, reply.headers.get("retry-after")) == (status, retry_after)
     # A server without such a list has no models of its own to show.
     assert httpx.get(f"{address}/v1/models").status_code == (200 if status == 404 else status)
+
+
+def test_a_connection_reads_less_at_a_time_if_that_takes_long(monkeypatch):
+    async def read():
+        transport, seconds = SimpleNamespace(max_size=0, get_extra_info=lambda name: None, abort=print), [0.0]
+        connection = UpstreamConnection(asyncio.get_running_loop())
+        connection.connection_made(transport)
+        clock = iter(range(1_000))
+        monkeypatch.setattr(client.time, "perf_counter", lambda: next(clock) * seconds[0])
+        sizes = [transport.max_size]
+        for duration in [0.0001] * 7 + [0.1] * 7:
+            seconds[0] = duration
+            connection.data_received(b"x" * sizes[-1])
+            sizes.append(transport.max_size)
+        return sizes
+
+    monkeypatch.setattr(ResponseHandler, "data_received", lambda self, data: None)
+    rising = [1 << n for n in range(10, 17)]
+    assert asyncio.run(read()) == [*rising, 1 << 16, *reversed(rising[:-1]), 1 << 10]

@@ -204,8 +204,9 @@ def test_events_without_an_end_take_linear_time_and_end_in_an_error(serve_hostil
         (b"0\r\n", b"x: y\r\n" * 9999),
         (b"", b"1;" + b"a" * 999 + b"\r\n \r\n"),
         (b"", b"1\r\na\r\n" * 9999),
+        (b"", b"6\r\n      \r\n" * 6000),
     ],
-    ids=["chunk extension", "trailers", "extension of each chunk", "chunks of one byte"],
+    ids=["chunk extension", "trailers", "extension of each chunk", "chunks of one byte", "chunks of six bytes"],
 )
 def test_endless_bytes_besides_the_body_end_in_an_error(serve_hostile, hostile, stream, start, piece):
     kind = b"text/event-stream" if stream else b"application/json"
@@ -352,7 +353,7 @@ def test_the_connection_of_a_stream_is_used_again(serve, stub):
 
 
 @pytest.mark.parametrize("gate", DRAFT_GATES)
-@pytest.mark.parametrize("body", [b"", b": comment\n\n"])
+@pytest.mark.parametrize("body", [b"", b": comment\n\n", b"data: [DONE]\n\n"])
 def test_a_stream_without_events_is_an_error(serve_hostile, hostile, gate, body):
     hostile.reply = STREAM_HEAD + body
     reply = ask(serve_hostile(gate), stream=True)

@@ -64,7 +64,8 @@ def wrap_errors(name: str) -> Iterator[None]:
         message = " ".join(str(error).split())[:MAX_ERROR_CHARS] or "no reason given"
         is_network = any(word in message.lower() for word in NETWORK_WORDS)
         advice = "Check its server and address." if is_network else "Try it without knowgate first."
-        raise AdapterError(f"{name} failed: {type(error).__name__}: {message}. {advice}") from error
+        brief = f"{name} failed: {type(error).__name__}"
+        raise AdapterError(f"{brief}: {message}. {advice}", brief=brief) from error
 
 
 def check_result_list(results: Any, name: str, maximum: int | None = None) -> list[Any]:

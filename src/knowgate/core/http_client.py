@@ -94,7 +94,7 @@ def call_with_retries(attempt: Callable[[float], Result], policy: RetryPolicy) -
     Raises:
         ServerError: The last attempt failed, or no time is left for another one.
     """
-    deadline = time.monotonic() + policy.total
+    deadline = min(time.monotonic() + policy.total, REQUEST_DEADLINE.get())
     for number in itertools.count():
         try:
             return attempt(deadline)
@@ -146,7 +146,6 @@ class JsonClient:
         self.name = name
         self._headers = {key: value for key, value in (headers or {}).items() if value}
         self._advice = advice
-
         self.allow_retry: Callable[[], bool] = lambda: True
         self._retry = RetryPolicy(
             deadline, deadline, retries=MAX_RETRIES, backoff=pause, allow_retry=lambda: self.allow_retry()
@@ -198,8 +197,14 @@ class JsonClient:
         _ = self._client  # create the client now, so that the threads share it
         if len(items) < 2:
             return [work(item) for item in items]
+        deadline = REQUEST_DEADLINE.get()
+
+        def work_until_deadline(item: Item) -> Result:
+            with request_deadline(deadline):  # threads do not inherit it
+                return work(item)
+
         with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
-            return list(pool.map(work, items))
+            return list(pool.map(work_until_deadline, items))
 
     def redact(self, message: str) -> str:
         """Remove this client's keys and URL secrets from a server message."""

@@ -42,12 +42,13 @@ LONG_MARK_RUN = re.compile(rf"(?<![^\w\s])(?<![\uff9e\uff9f])(?:[^\w\s]|[\uff9e\
 
 def normalize(text: str) -> str:
     """Normalize an answer for comparison. Example: 'The Eiffel-Tower!' becomes 'eiffel tower'."""
-    return _normalize_cached(text) if len(text) <= MAX_CACHED_CHARS else _normalize(text)
+    composed = text if text.isascii() else normalize_unicode(text)  # can be 18 times as long as `text`
+    return _normalize_cached(composed) if len(composed) <= MAX_CACHED_CHARS else _normalize(composed)
 
 
-def _normalize(text: str) -> str:
-    """Normalize a text as `normalize` does, without its cache."""
-    lowercase = normalize_unicode(text).lower()
+def _normalize(composed: str) -> str:
+    """Normalize a text after `normalize_unicode`, without the cache."""
+    lowercase = composed.lower()
     words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", lowercase)).split()
     without_articles = [word for word in words if word not in ARTICLES]
     joined = " ".join(without_articles or words)  # "A" alone is an answer: a letter, a blood type

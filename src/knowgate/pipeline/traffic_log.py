@@ -19,6 +19,7 @@ from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
 from knowgate.data.history.store import HistoryStore
 from knowgate.data.signals.samples import canonical_answer
+from knowgate.errors import get_brief
 from knowgate.models.fair_executor import TurnQueue
 from knowgate.pipeline.question_state import is_complete_draft
 from knowgate.types import Answer, Gate, Question, Reading, Signal, SignalRequest
@@ -157,7 +158,7 @@ class TrafficLog:
                 kept = [index for index, entry in enumerate(embedded) if entry in entries]
                 self.store.add([embedded[index] for index in kept], vectors[kept])
         except Exception as error:  # noqa: BLE001 - a broken log does not stop the pipeline from answering
-            self._count_loss(entries, str(error))
+            self._count_loss(entries, get_brief(error))
             return False
         self._last_reason = ""
         return bool(kept)
@@ -180,13 +181,16 @@ class TrafficLog:
     def is_waiting(self, key: str) -> bool:
         """Return whether an entry on a question is not yet written. `key` is the hash of the question."""
         with self._lock:
-            return any(entry.key == key for entries, _ in self._waiting for entry in entries)
+            entries = [entry for waiting, _ in self._waiting for entry in waiting]
+        return key in {entry.key for entry in entries}  # not under the lock, because hashing long questions takes time
 
     def drop_waiting(self, key: str) -> int:
         """Remove the entries on a question that are not yet written, and return their number.
 
         An embedding server can delay entries for long, so a deletion does not wait until they are written.
         """
+        if not self.is_waiting(key):  # from now on, the hashes are known
+            return 0
         with self._writing_lock, self._lock:
             n_dropped = 0
             for entries, _ in self._waiting:

@@ -12,6 +12,7 @@ import itertools
 import math
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from knowgate.types import Passage
 K1, B = 1.5, 0.75
 BLOCK_PASSAGES = 20_000  # passages whose terms are counted in memory at once; this takes about 100 MB
 SEGMENT_ROWS = 1_000  # `select_candidate_rows` compares the highest scores of segments of this size
+MAX_QUERY_TERMS = 1_024  # different terms of a query that are searched; OpenSearch has the same limit by default
 IntArray = NDArray[np.int32]
 
 
@@ -220,13 +222,23 @@ class Bm25Retriever:
         if not terms:
             return NearestHits(np.zeros(0, np.intp), np.zeros(0, np.float32))
         try:
-            scores = self._matrix.get_scores_from_ids(terms)
+            scores = self._compute_scores(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(
                 f"the BM25 files of the index are damaged ({error}). Rebuild the index with `knowgate index`."
             ) from None
         rows = select_candidate_rows(scores, k)
         return NearestHits(rows, scores[rows]).top(k)
+
+    def _compute_scores(self, terms: Sequence[int]) -> NDArray[np.float32]:
+        """Return the score of each passage. Unlike bm25s, read the scores of a repeated term only once."""
+        matrix = self._matrix.scores
+        data, indices, offsets = matrix["data"], matrix["indices"], matrix["indptr"]
+        scores = np.zeros(matrix["num_docs"], dtype=np.float32)
+        for term, count in itertools.islice(Counter(terms).items(), MAX_QUERY_TERMS):
+            slots = slice(offsets[term], offsets[term + 1])
+            np.add.at(scores, indices[slots], data[slots] if count == 1 else data[slots] * np.float32(count))
+        return scores
 
 
 def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path) -> Any:

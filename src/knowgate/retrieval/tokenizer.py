@@ -22,7 +22,6 @@ _STOP_WORDS = (
     "to was will with"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-_STEM_CACHE_SIZE = 200_000  # With PyStemmer's default of 10,000, indexing a large vocabulary took twice as long.
 # A run of Chinese or Japanese characters, or a word of other letters and digits that may contain apostrophes.
 _RUN = re.compile(rf"(?P<cjk>[{CJK_RANGES}]+)|[^\W_{CJK_RANGES}]+(?:'[^\W_{CJK_RANGES}]+)*")
 
@@ -65,7 +64,8 @@ class Tokenizer:
             return str
         with require_extra("searching an index of stemmed words", "stem"):
             import Stemmer
-        stem_word: Callable[[str], str] = Stemmer.Stemmer("english", _STEM_CACHE_SIZE).stemWord
+        # Without a cache (0): it would keep words of any length, and saves less than a tenth of the time.
+        stem_word: Callable[[str], str] = Stemmer.Stemmer("english", 0).stemWord
         return stem_word
 
 

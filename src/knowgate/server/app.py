@@ -7,8 +7,7 @@ import gc
 import logging
 import signal
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from knowgate.core.redaction import redact_urls
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.gates import DEFAULT_GATE
+from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
@@ -31,6 +31,8 @@ from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
+from knowgate.server.chat.request_options import FingerprintCachingRetriever
+from knowgate.server.circuit_breaker import GuardedTopicRule
 from knowgate.server.client_connection import DisconnectError
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS, Endpoint
@@ -43,12 +45,11 @@ from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts, is_reachable
 from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.server.worker_supervisor import RELOAD_SIGNAL
-from knowgate.types import Gate, Model, Passage, Retriever, Signal
+from knowgate.types import Gate, Model, Signal
 
 log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
-FINGERPRINT_TTL_SECONDS = 60.0
 CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
 ERASE_SECONDS = 10.0  # interval at which copies of deleted decisions are erased
 BREAKER_SECONDS = 1.0
@@ -278,13 +279,15 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     elif options.way is not None:
         raise BadSetting("the option `way` works only with the option `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)
+    if rag.rules is not None:
+        rag = rag.replace(rules=RuleSet(tuple(map(GuardedTopicRule.guard, rag.rules.rules))))
     if isinstance(rag.model, UpstreamDraftModel):
         check_upstream_logprobs(rag.gate, rag.model)
     if rag.log is not None:
         rag.log.load_embedder()  # takes seconds, for which the first logged question would have to wait
     load_search_models(rag)
     if rag.retriever is not None:
-        rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
+        rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever, options.gate_seconds))
     gate_spec = "" if settings.gate == DEFAULT_GATE else str(settings.gate)
     gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict, gate_spec=gate_spec)
     if options.upstream is not None and not gate_service.staleness:
@@ -319,43 +322,6 @@ def _check_draft_use(gate_service: GateService, settings: PipelineOptions, optio
             f"the option `arbiter` compares draft answers, but the gate '{rag.gate.name}' works without drafts. Remove "
             "`arbiter`, or use a gate that reads drafts."
         )
-
-
-class FingerprintCachingRetriever:
-    """Wrapper of a retriever with a cached fingerprint.
-
-    The fingerprint identifies the content of the index and may be slow to compute.
-    """
-
-    def __init__(
-        self, retriever: Retriever, ttl: float = FINGERPRINT_TTL_SECONDS, clock: Callable[[], float] = time.monotonic
-    ):
-        self.retriever = retriever
-        self._ttl = ttl
-        self._clock = clock
-        self._fingerprint = ""
-        self._expires = float("-inf")
-
-    @property
-    def name(self) -> str:
-        return self.retriever.name
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the retriever, which is at most `ttl` seconds old."""
-        now = self._clock()
-        if now >= self._expires:
-            self._fingerprint = self.retriever.fingerprint
-            self._expires = now + self._ttl
-        return self._fingerprint
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Search with the wrapped retriever. If that fails, discard the cached fingerprint."""
-        try:
-            return self.retriever.search(queries, k)
-        except Exception:
-            self._expires = float("-inf")
-            raise
 
 
 def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:

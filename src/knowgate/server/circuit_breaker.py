@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+
+from knowgate.core.http_client import request_deadline
+from knowgate.core.limited_log import LimitedLog
+from knowgate.errors import BadInput, RejectionError, get_brief
+from knowgate.gates.rules.rule_set import CutoffRule, Rule
+from knowgate.gates.rules.topic_rule import TopicRule
+from knowgate.retrieval.engines.web import SearchBudgetError
 
 FAILURE_THRESHOLD = 5
 RECOVERY_SECONDS = 15.0
+TOPIC_SECONDS = 2.0  # maximum time of the embedding server of a topic rule
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -126,3 +136,56 @@ class BreakersByKey:
         other_successes = [other.last_success for other in self._breakers.values() if other is not breaker]
         last_other_success = max(other_successes, default=float("-inf"))
         return last_other_success >= breaker.last_failure - RECOVERY_SECONDS
+
+
+class SearchQueueTimeout(TimeoutError):
+    """A search timed out because it had waited for other searches for more than half of its time."""
+
+
+# The retriever has not failed: a server rejected this question, or the question waited, or there were too many.
+HARMLESS_ERRORS = (SearchQueueTimeout, SearchBudgetError, RejectionError, BadInput)
+
+
+def record_search_error(breaker: CircuitBreaker, error: Exception, *, is_filtered: bool) -> None:
+    """Report a failed search to the circuit breaker of its API key. A slow filter is no fault of the retriever."""
+    if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
+        breaker.record_cancellation()
+    else:
+        breaker.record_failure()
+
+
+@dataclass(frozen=True)
+class GuardedTopicRule(TopicRule):
+    """Topic rule that matches nothing while its embedding server fails.
+
+    Attributes:
+        breaker: Stops calls to the embedding server after several failures.
+        limited_log: Log for failures.
+    """
+
+    breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker("rules"), compare=False)
+    limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log), compare=False)
+
+    @classmethod
+    def guard(cls, rule: Rule | CutoffRule | TopicRule) -> Rule | CutoffRule | TopicRule:
+        """Return the guarded form of a topic rule, and other rules as they are."""
+        if not isinstance(rule, TopicRule):
+            return rule
+        return cls(**{item.name: getattr(rule, item.name) for item in fields(rule)})
+
+    def matches(self, text: str, budget: object) -> bool:
+        """Return whether a question is similar enough to the examples, and False if this cannot be found out."""
+        if not self.breaker.try_acquire():
+            return False
+        try:
+            with request_deadline(time.monotonic() + TOPIC_SECONDS):
+                is_match = super().matches(text, budget)
+        except (RejectionError, BadInput):  # the embedding server does not take this question
+            self.breaker.record_cancellation()
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever the embedding model raises, the gate can decide
+            self.breaker.record_failure()
+            self.limited_log.write("A topic rule failed, so it matches nothing: %s", get_brief(error))
+            return False
+        self.breaker.record_success()
+        return is_match

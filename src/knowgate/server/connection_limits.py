@@ -16,8 +16,8 @@ import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from knowgate.core.limited_log import LimitedLog
 from knowgate.server.client_connection import ABORT_EXTENSION, HeaderBuffer
-from knowgate.server.load_limits import LimitedLog
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from knowgate.core.files import create_private_file
 from knowgate.core.postgres import TableSchema, open_postgres
 from knowgate.core.postgres.address import is_postgres_address, parse_database_address, to_storable_text
 from knowgate.core.validation import expand_path
-from knowgate.data.history.sqlite_store import erase_deleted_rows, truncate_write_ahead_log
+from knowgate.data.history.sqlite_store import SMALL_FILE_BYTES, truncate_write_ahead_log
 from knowgate.errors import ArtifactError, KnowgateError
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def _list_columns(statements: Iterable[str]) -> dict[str, frozenset[str]]:
 
 
 TRUNCATE_SECONDS = 0.1  # to wait for readers before the write-ahead log is truncated
+VACUUM_SECONDS = 1  # to wait for other processes before deleted rows are erased; a later attempt follows
 SERVER_SCHEMA = TableSchema("server", SERVER_MIGRATIONS, _list_columns(chain(*SERVER_MIGRATIONS)))
 
 
@@ -145,9 +146,29 @@ class SqliteStore:
         """
         self._must_truncate = not truncate_write_ahead_log(self._connection, TRUNCATE_SECONDS)
 
-    def vacuum(self, tables: Sequence[str]) -> None:
-        """Erase deleted rows from the whole file, and from the write-ahead log. `tables` is ignored."""
-        self._must_truncate = not erase_deleted_rows(self._connection, self._path, TRUNCATE_SECONDS)
+    def vacuum(self, tables: Sequence[str]) -> bool:
+        """Erase deleted rows from the whole file, if it is small, and from the write-ahead log. `tables` is ignored.
+
+        Returns:
+            Whether no other attempt is needed. It is after a failure, such as a lock of another process or a full disk.
+        """
+        [(usual_wait,)] = self.fetch_rows("PRAGMA busy_timeout")
+        self._connection.execute(f"PRAGMA busy_timeout = {1_000 * VACUUM_SECONDS}")
+        is_rewritten = True
+        try:
+            if self._path.stat().st_size <= SMALL_FILE_BYTES:
+                self._connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file holds texts
+                self._connection.execute("VACUUM")
+            else:
+                warning = "Unused parts of %s may hold copies of deleted rows. At a quiet time: sqlite3 FILE VACUUM"
+                log.warning(warning, self._path)
+        except (sqlite3.OperationalError, OSError) as error:
+            log.warning("Unused parts of %s may hold copies of deleted rows for now: %s", self._path, error)
+            is_rewritten = False
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {usual_wait}")
+        self.truncate_log()
+        return is_rewritten
 
     def close(self) -> None:
         self._connection.close()
@@ -172,9 +193,9 @@ class PostgresStore:
     def truncate_log(self) -> None:
         """Do nothing. PostgreSQL manages its write-ahead log itself."""
 
-    def vacuum(self, tables: Sequence[str]) -> None:
-        """Run VACUUM on these tables, which removes deleted rows from the disk."""
-        self._database.vacuum(tables, log.warning)
+    def vacuum(self, tables: Sequence[str]) -> bool:
+        """Run VACUUM on these tables, which removes deleted rows from the disk. Return whether that worked."""
+        return self._database.vacuum(tables, log.warning, VACUUM_SECONDS)
 
     def close(self) -> None:
         """Do nothing. The connections are shared by the whole process, which closes them when it exits."""

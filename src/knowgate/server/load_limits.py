@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import logging
 import math
 import mmap
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -23,45 +22,17 @@ from starlette.requests import Request
 
 from knowgate.core.http_client import request_deadline
 from knowgate.core.stop_flag import open_stoppable_context
+from knowgate.errors import get_brief
 from knowgate.models.backend import can_interrupt
 from knowgate.models.fair_executor import CLIENT, FairExecutor, TurnQueue
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.json_api import ApiError
 
 Result = TypeVar("Result")
-LOG_SECONDS = 1.0  # minimum time between two log lines of the same kind
-
-
-class LimitedLog:
-    """Log for warnings that clients could repeat endlessly. Of equal messages, it writes one per LOG_SECONDS.
-
-    Args:
-        log: The log that gets the lines.
-    """
-
-    def __init__(self, log: logging.Logger):
-        self._log = log
-        self._last_lines: dict[str, tuple[float, int]] = {}  # message -> time of its last line, lines since then
-
-    def write(self, message: str, *values: object, level: int = logging.WARNING) -> None:
-        """Write a line, unless there was one with the same message less than LOG_SECONDS ago.
-
-        Args:
-            message: The message, with %s for the values. Messages are equal even if their values differ.
-            values: The values.
-            level: Level of the line.
-        """
-        last_time, skipped = self._last_lines.get(message, (float("-inf"), 0))
-        now = time.monotonic()
-        if now < last_time + LOG_SECONDS:
-            self._last_lines[message] = (last_time, skipped + 1)
-            return
-        self._last_lines[message] = (now, 0)
-        note = f" ({skipped} more since the last line)" if skipped else ""
-        self._log.log(level, message + note, *values)
 
 
 MAX_UNFINISHED_BYTES = 256 << 20  # bytes of all large request bodies that have not arrived completely
+MAX_PARSED_BYTES = 768 << 20  # memory of all large request bodies in progress
 UPLOAD_FACTOR = 8  # unfinished bodies of all clients, as a multiple of those of one client
 
 
@@ -108,15 +79,16 @@ class RequestSlots:
             self.release(client)
 
 
-class UploadBudget:
-    """Limit on the memory for incomplete request bodies. One client can use half of it.
+class BodyBudget:
+    """Limit on the memory for large request bodies. One client can use half of it.
 
     Args:
-        largest_body: Maximum size of a body, in bytes. Half of the budget has room for at least one such body.
+        max_bytes: The limit, in bytes.
+        largest_body: Maximum size of a body. Half of the budget has room for at least one such body.
     """
 
-    def __init__(self, largest_body: int):
-        self.max_bytes = max(MAX_UNFINISHED_BYTES, 2 * largest_body)
+    def __init__(self, max_bytes: int, largest_body: int):
+        self.max_bytes = max(max_bytes, 2 * largest_body)
         self.bytes_by_client: Counter[str] = Counter()
 
     def reserve(self, client: str, size: int) -> None:
@@ -128,7 +100,7 @@ class UploadBudget:
         is_client_full = self.bytes_by_client[client] + size > self.max_bytes // 2
         is_full = self.bytes_by_client.total() + size > self.max_bytes
         if size > 0 and (is_client_full or is_full):
-            raise ApiError(429, "too many large requests arrive at once. Try again in a second.", "busy")
+            raise ApiError(429, "too many large requests at once. Try again in a second.", "busy", {"retry-after": "1"})
         self.bytes_by_client[client] += size
         if not self.bytes_by_client[client]:
             del self.bytes_by_client[client]
@@ -303,6 +275,11 @@ async def limit_time(timeout: float) -> AsyncIterator[asyncio.Timeout]:
             yield time_limit
 
 
+def get_reason(error: BaseException, timeout: float) -> str:
+    """Describe an error for a response or the log."""
+    return f"timeout after {timeout:g} seconds" if isinstance(error, TimeoutError) else get_brief(error)
+
+
 class FairLock:
     """An asyncio lock for which API keys take turns. The context variable `CLIENT` names the key of a task.
 
@@ -353,10 +330,15 @@ class FairLock:
         self._free_places += 1  # no task can take the place
 
 
-async def run_in_thread(threads: Executor, work: Callable[[], Result]) -> Result:
-    """Run a function in a thread, with the caller's context variables. A cancelled local LLM stops early."""
-    with open_stoppable_context() as context:
-        return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))
+async def run_in_thread(threads: Executor, work: Callable[[], Result], timeout: float | None = None) -> Result:
+    """Run a function in a thread, with the caller's context variables. A cancelled local LLM stops early.
+
+    Raises:
+        TimeoutError: The function took longer than the timeout, if there is one.
+    """
+    async with nullcontext() if timeout is None else limit_time(timeout):
+        with open_stoppable_context() as context:
+            return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))
 
 
 async def run_in_place(

@@ -28,7 +28,7 @@ from knowgate.server.client_connection import EventStreamResponse, reject_unstor
 from knowgate.server.database import is_locked
 from knowgate.server.learning.answers import delete_from_history
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
-from knowgate.server.load_limits import UPLOAD_FACTOR, RequestSlots, UploadBudget
+from knowgate.server.load_limits import UPLOAD_FACTOR, BodyBudget, RequestSlots
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.metrics import ServerMetrics, SharedCall
@@ -41,8 +41,6 @@ from knowgate.server.upstream.forwarding import UpstreamForwarder
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
-# Limits of the time that a response waits for its decision to be stored. The lower one is for a response that is ready
-# at the last moment.
 # Endpoints whose requests the dashboard counts, except those without a valid API key.
 ANSWER_ROUTES = tuple(f"/v1{path}" for path in REQUEST_FORMATS)
 UNFINDABLE_NOTE = (
@@ -50,7 +48,6 @@ UNFINDABLE_NOTE = (
     "an earlier version stored. They may be about this question. Delete such decisions by their id (DELETE "
     "/v1/decisions/ID); retain_days deletes them by their age."
 )
-MAX_FORWARDED_VALUES = 1_000_000  # maximum number of JSON values in a request that is forwarded without a decision
 
 
 @dataclass
@@ -78,7 +75,9 @@ class Service:
         max_per_client = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
         self.active_requests = RequestSlots(options.waiting, max_per_client)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
-        self.upload_budget = UploadBudget(options.largest_body)
+        self.upload_budget = BodyBudget(load_limits.MAX_UNFINISHED_BYTES, options.largest_body)
+        largest_memory = 5 * options.largest_body + json_api.BYTES_PER_VALUE * json_api.MAX_FORWARDED_VALUES
+        self.parsed_budget = BodyBudget(load_limits.MAX_PARSED_BYTES, largest_memory)
         self._parser_thread = FairExecutor(1)  # only one, because threads that parse slow down the event loop
         self._deletion_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name of the API key
         self._readiness = SharedCall[schemas.ReadyResponse]()
@@ -250,13 +249,19 @@ class Service:
                 request, max_bytes=self.options.largest_body, timeout=timeout, reserve=reserve
             )
 
-    async def read_request(self, request: Request, max_values: int = json_api.MAX_JSON_VALUES) -> dict[str, Any]:
+    async def read_request(
+        self, request: Request, trace: RequestTrace, max_values: int = json_api.MAX_JSON_VALUES
+    ) -> dict[str, Any]:
         """Return the received body of a request as a JSON object. Large ones are parsed in a thread; keys take turns."""
         raw_body: bytes = request.state.body
         if not json_api.is_large(raw_body):
             return json_api.parse_json_object(raw_body, max_values)
-        parse = partial(json_api.parse_json_object, raw_body, max_values)
-        return await run_while_connected(request, load_limits.run_in_thread(self._parser_thread, parse))
+        run = partial(load_limits.run_in_thread, self._parser_thread)
+        size = await run_while_connected(request, run(partial(json_api.estimate_memory, raw_body, max_values)))
+        client = load_limits.identify_client(request, request.state.key)
+        self.parsed_budget.reserve(client, size)
+        trace.on_end.append(partial(self.parsed_budget.reserve, client, -size))
+        return await run_while_connected(request, run(partial(json_api.parse_json_object, raw_body, max_values)))
 
     @property
     def deadline(self) -> float:
@@ -267,7 +272,7 @@ class Service:
 
     async def chat(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/chat/completions, with the upstream or with the model in this process."""
-        body = await self.read_request(request)
+        body = await self.read_request(request, trace)
         trace.client_request = ClientRequest(body, request.headers)
         if self.forwarder is not None:
             forwarded = ForwardedRequest(body, request.state.body, request.headers, trace, self.deadline)
@@ -285,8 +290,8 @@ class Service:
         if self.forwarder is None:
             raise json_api.make_missing_error(f"no upstream server for {request.url.path}", "upstream", "no_upstream")
         path = request.url.path.removeprefix("/v1")
-        max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
-        body = await self.read_request(request, max_values)
+        max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else json_api.MAX_FORWARDED_VALUES
+        body = await self.read_request(request, trace, max_values)
         json_api.parse_request(schemas.CompletionRequest if path == "/completions" else schemas.InputRequest, body)
         forwarded = ForwardedRequest(body, request.state.body, request.headers, trace, self.deadline)
         if path in REQUEST_FORMATS:
@@ -297,7 +302,7 @@ class Service:
 
     async def decide(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/decide, which decides on questions without answering them."""
-        body = await self.read_request(request)
+        body = await self.read_request(request, trace)
         questions = body.get("questions")
         if isinstance(questions, list):
             check_question_rate(request.state.key, len(questions))
@@ -312,7 +317,7 @@ class Service:
         reranker = self.gate_service.rag.reranker
         if reranker is None:
             raise json_api.make_missing_error("no reranker", "rerank", "no_reranker")
-        rerank_request = json_api.parse_request(schemas.RerankRequest, await self.read_request(request))
+        rerank_request = json_api.parse_request(schemas.RerankRequest, await self.read_request(request, trace))
         work = rerank_documents(self.gate_service, reranker, rerank_request, trace)
         return json_api.json_response(await run_while_connected(request, work))
 
@@ -335,11 +340,7 @@ class Service:
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
-        """Return a decision from the decision log.
-
-        Raises:
-            ApiError: 404 if it is not there, or belongs to another key.
-        """
+        """Return a decision from the decision log. If it is not there, or belongs to another key, raise a 404 error."""
         decision = await self._require_decision_log().find(id, trace.owner_filter)
         if decision is None:
             raise json_api.make_unknown_decision_error(id)
@@ -352,7 +353,7 @@ class Service:
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/feedback, which stores a rating or correction of an answer."""
-        feedback = json_api.parse_request(schemas.FeedbackRequest, await self.read_request(request))
+        feedback = json_api.parse_request(schemas.FeedbackRequest, await self.read_request(request, trace))
         await self._find_decision(feedback.id, trace)
         decisions = self._require_decision_log()
         return json_api.json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
@@ -366,7 +367,7 @@ class Service:
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/forget: delete everything about a question. Only admins delete entries of other API keys."""
-        question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request)).question
+        question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request, trace)).question
         async with self._deletion_locks[trace.owner]:  # one deletion of each key, because it reads many rows
             return json_api.json_response(await self._delete_question(question, trace))
 
@@ -410,7 +411,7 @@ class Service:
     async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/learning/clear: clear the alarm of one gate, and restart its audits."""
         learner = self._require_learner()
-        clear_request = json_api.parse_request(schemas.ClearAlarmRequest, await self.read_request(request))
+        clear_request = json_api.parse_request(schemas.ClearAlarmRequest, await self.read_request(request, trace))
         await learner.auditor.clear_alarm(clear_request.arm)
         return await self.get_learning(request, trace)
 

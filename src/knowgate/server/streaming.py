@@ -174,14 +174,15 @@ async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes
     """Yield the lines of an event stream up to its event [DONE]. The rest is read for CLOSE_SECONDS and ignored.
 
     Raises:
-        InvalidResponse: The stream contains no event with data, or is too large.
+        InvalidResponse: The stream contains no event with data other than [DONE], or is too large.
     """
     lines = join_data_lines(split_lines(chunks))
     has_data = is_done = False
     async for line in lines:
-        yield line
-        has_data = has_data or line.startswith(b"data:")
         is_done = is_done_event(line)
+        has_data = has_data or (line.startswith(b"data:") and not is_done)
+        if has_data or not is_done:
+            yield line
         if is_done:
             break
     if not has_data:

@@ -12,7 +12,7 @@ import pytest
 
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.data.history.sqlite_store import SqliteDatabase, SqliteHistory, _enable_wal
-from knowgate.errors import ArtifactError, KnowgateError
+from knowgate.errors import ArtifactError, KnowgateError, ModelError
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.hostile_server import HostileServer, http
 
@@ -150,3 +150,11 @@ def test_switching_to_wal_mode_is_tried_again_while_the_file_is_busy():
     connection = BusyOnce()
     _enable_wal(connection)
     assert connection.n_calls == 2
+
+
+def test_a_vector_of_another_length_is_rejected_and_leaves_the_log_usable(log):
+    log.add([entry("the height of Everest")])
+    vectors = log.embed(["the secret of Bertha"])
+    with pytest.raises(ModelError, match="vectors of a new length"):
+        log.add([entry("the secret of Bertha")], vectors[:, :-1])
+    assert [neighbor.question for neighbor in log.search(["Everest"], 5, SCOPE)[0]] == ["the height of Everest"]

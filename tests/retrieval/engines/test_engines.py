@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from knowgate.core.http_client import MAX_RESPONSE_BYTES, request_deadline
 from knowgate.errors import AdapterError, BadSetting, KnowgateError, ServerError
 from knowgate.gates import load_gate
 from knowgate.models.fake import FakeModel
@@ -14,9 +16,11 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.engines.base import FieldNames, SearchHit, check_filter, get_field, parse_collection_spec
 from knowgate.retrieval.engines.elastic import ElasticRetriever
+from knowgate.retrieval.engines.http import MAX_VALUES
 from tests.support.elastic_stub import ElasticStub
 from tests.support.engines import DOCUMENTS, EMBEDDER, ENGINES, vector
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.hostile_server import HostileServer, dripping, http
 
 QUERY = "Who runs the canteen of Balaland?"
 OTHER = "Who wrote the glossary of terms?"
@@ -241,6 +245,44 @@ def test_a_local_folder_is_opened_by_spec(keep, tmp_path, monkeypatch):
     spec = f"{keep.__name__[8:]}:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain"
     (found,) = load_retriever(spec).search([QUERY], 3)
     assert [item.text for item in found] == [DOCUMENTS["stove"]["text"]]
+
+
+# --- Qdrant over HTTP -----------------------------------------------------------------------------
+
+POINT = {"id": 7, "version": 1, "score": 0.5, "payload": {"text": "Mira runs it."}}
+
+
+@pytest.fixture
+def qdrant_server(monkeypatch):
+    remote = pytest.importorskip("qdrant_client.qdrant_remote", reason="needs the extra qdrant")
+    monkeypatch.setattr(remote.QdrantRemote, "_check_compatibility", lambda *args: None, raising=False)
+    monkeypatch.setattr("knowgate.retrieval.engines.base.load_embedder", lambda spec: EMBEDDER)
+    monkeypatch.setenv("NO_PROXY", "*")
+    with HostileServer() as running:
+        running.reply = http({"time": 0.1, "status": "ok", "result": [{"points": [POINT]}]})
+        yield running
+
+
+def test_a_qdrant_server_is_searched(qdrant_server):
+    ((passage,),) = load_retriever(f"qdrant:{qdrant_server.url}/handbook").search([QUERY], 2)
+    assert (passage.id, passage.text, passage.score) == ("7", "Mira runs it.", 0.5)
+    assert any(seen.startswith(b"POST /collections/handbook/points/query/batch") for seen in qdrant_server.seen)
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (http(b" " * (MAX_RESPONSE_BYTES + 1)), "sent more than 16,777,216 bytes"),
+        (http([0] * (MAX_VALUES + 1)), "more than 250,000 JSON values"),
+        (dripping(http(b" " * 500)), "deadline|timed out|too slowly"),
+    ],
+)
+def test_a_response_of_a_qdrant_server_is_limited(qdrant_server, reply, message):
+    qdrant_server.reply = reply
+    retriever = load_retriever(f"qdrant:{qdrant_server.url}/handbook")
+    seconds = 0.3 if callable(reply) else 60.0
+    with pytest.raises(AdapterError, match=message), request_deadline(time.monotonic() + seconds):
+        retriever.search([QUERY], 2)
 
 
 # --- Elasticsearch and OpenSearch over HTTP -------------------------------------------------------

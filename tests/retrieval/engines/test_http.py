@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from knowgate.errors import BadSetting, ServerError
-from knowgate.retrieval.engines.http import MAX_PASSAGES, HttpRetriever, parse_search_response
+from knowgate.errors import BadSetting, RejectionError, ServerError
+from knowgate.retrieval.engines.http import MAX_PASSAGES, MAX_VALUES, HttpRetriever, parse_search_response
 from knowgate.types import Passage
 from tests.support.processes import PATIENCE
 
@@ -72,6 +72,12 @@ def test_of_many_passages_only_the_first_ones_are_read():
         json.dumps([{"text": f"text {i}"} for i in range(MAX_PASSAGES)] + [7]).encode(), "it"
     )
     assert len(passages) == MAX_PASSAGES
+
+
+def test_responses_with_too_many_values_are_rejected():
+    passages = [{"text": "x", "tags": [0] * 10}] * (MAX_VALUES // 10)
+    with pytest.raises(RejectionError, match="more than 250,000 JSON values"):
+        parse_search_response(json.dumps(passages).encode(), "it")
 
 
 def test_an_empty_response_gives_no_passages():

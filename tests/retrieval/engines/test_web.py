@@ -11,8 +11,9 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.engines import web as web_store
+from knowgate.retrieval.engines import web_engines
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever, convert_results, open_web, parse_web_options
-from knowgate.retrieval.engines.web_engines import WebOptions, WebResult
+from knowgate.retrieval.engines.web_engines import MAX_URL_CHARS, WebOptions, WebResult
 from tests.integrations.conftest import TABLE, UNKNOWN
 
 SEARXNG = {
@@ -185,6 +186,17 @@ def test_an_expired_response_is_used_with_a_warning_if_allowed(web, caplog):
     assert "using an expired response" in caplog.text
 
 
+def test_the_warning_of_a_failed_search_does_not_quote_the_response_and_is_written_once_a_second(web, caplog):
+    quotes = httpx.Response(400, text="cannot process: has Anna the flu?")
+    engine = Engine(SEARXNG, httpx.Response(200, json=SEARXNG), *[quotes] * 4)
+    web("searxng", engine, days=1e-9).search(["has Anna the flu?"], 3)
+    retriever = web("searxng", engine, days=1e-9, stale=True)
+    for _ in range(3):
+        retriever.search(["has Anna the flu?"], 3)
+    assert caplog.text.count("using an expired response") == 1
+    assert ("status 400" in caplog.text, "Anna" in caplog.text) == (True, False)
+
+
 @pytest.mark.parametrize(("stale", "left"), [(False, 0), (True, 1)])
 def test_expired_responses_are_deleted_unless_they_may_be_used(web, tmp_path, stale, left):
     retriever = web("searxng", Engine(SEARXNG), days=1e-9, stale=stale)
@@ -280,6 +292,19 @@ def test_a_response_in_another_format_is_an_error(web, reply):
 def test_malformed_results_are_left_out(web):
     odd = {"results": [5, {}, {"url": 5}, {"url": "http://a/", "content": 7, "title": None, "score": "high"}]}
     assert web("searxng", Engine(odd)).search(["x"], 3) == [[]]
+
+
+def test_long_results_are_cut_before_their_markup_is_parsed(web, monkeypatch):
+    lengths = []
+    parse = web_engines.read_html
+    monkeypatch.setattr(web_engines, "read_html", lambda markup: lengths.append(len(markup)) or parse(markup))
+    long = {"url": "http://a/", "title": "<b>t</b>" * 10_000, "content": "<i>w</i>" * 100_000}
+    engine = Engine({"results": [{**long, "url": "http://a/" + "x" * MAX_URL_CHARS}, long]})
+    ((passage,),) = web("searxng", engine).search(["x"], 3)
+    assert (passage.id, len(passage.title), lengths) == ("http://a/", 313, [2_500, 20_000])
+    plain = Engine({"results": [{"url": "http://a/", "title": "t" * 9_000, "content": "w" * 9_000}]})
+    ((passage,),) = web("searxng", plain).search(["y"], 3)
+    assert (len(passage.title), len(passage.text)) == (500, 4_000)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,15 @@ MAX_TRANSACTION_TRIES = 5
 # Beginnings of the error codes (SQLSTATE) of a lost connection, and of a server that stops or starts.
 LOST_CONNECTION_STATES = ("08", "57P0")
 SMALL_TABLE_BYTES = 64 << 20  # a table up to this size can be rewritten within seconds
-VACUUM_LOCK_TIMEOUT = "5s"
+VACUUM_LOCK_SECONDS = 5
+# A host that no longer answers is noticed after 30 to 35 seconds. Where the system does not support them, libpq ignores
+# these options.
+KEEPALIVE_OPTIONS = {
+    "keepalives_idle": "20",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",  # milliseconds
+}
 RETRYABLE_ERRORS = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 DATABASE_ERRORS = (psycopg.Error, PoolTimeout, PoolClosed)
 logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # failures are raised as KnowgateError instead
@@ -152,9 +160,16 @@ class PostgresDatabase:
                 connection.remove_notice_handler(handle_notice)
                 connection.close()  # drops its session settings and locks
 
-    def vacuum(self, tables: Sequence[str], on_warning: Callable[[str], None]) -> None:
-        """Remove deleted rows from the database files. `on_warning` is told what could not be removed."""
-        set_timeout = f"SET lock_timeout = '{VACUUM_LOCK_TIMEOUT}'"
+    def vacuum(
+        self, tables: Sequence[str], on_warning: Callable[[str], None], lock_seconds: int = VACUUM_LOCK_SECONDS
+    ) -> bool:
+        """Remove deleted rows from the database files. `on_warning` is told what could not be removed.
+
+        Returns:
+            Whether VACUUM worked for all tables. It fails if another session holds a lock for longer than `lock_seconds`.
+            Then the tables after it are not vacuumed, because each attempt holds up other sessions.
+        """
+        set_timeout = f"SET lock_timeout = '{lock_seconds}s'"
         for table in tables:
             is_small = self.read("SELECT pg_total_relation_size(?) <= ?", [table, SMALL_TABLE_BYTES])[0][0]
             vacuum = f"VACUUM (FULL) {table}" if is_small else f"VACUUM {table}"  # FULL rewrites the whole table
@@ -162,11 +177,13 @@ class PostgresDatabase:
                 self.execute_outside_transaction([set_timeout, vacuum], on_warning)
             except KnowgateError as error:
                 on_warning(f"The rows are deleted, but traces of them remain in the database files: {error}")
+                return False
             if not is_small:
                 on_warning(
                     "Deleted and vacuumed. The table is too large to be rewritten now, so free space in its file may "
                     f"contain traces until it is reused. At a quiet time: VACUUM FULL {self.address.schema}.{table};"
                 )
+        return True
 
     def _try_lock(self, connection: Connection, lock: str) -> bool:
         """Try to take a lock without waiting, and return whether it succeeded.
@@ -241,7 +258,7 @@ class PostgresDatabase:
     @property
     def _connect_options(self) -> dict[str, Any]:
         """Options for new connections. The address overrides the defaults."""
-        defaults = {"application_name": "knowgate", "connect_timeout": str(int(CONNECT_TIMEOUT))}
+        defaults = {"application_name": "knowgate", "connect_timeout": str(int(CONNECT_TIMEOUT)), **KEEPALIVE_OPTIONS}
         missing = {name: value for name, value in defaults.items() if f"{name}=" not in self.address.conninfo}
         return {**missing, "autocommit": True}
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any
 
 from knowgate.core.files import sha256_text
@@ -110,7 +111,7 @@ class LogEntry:
                 f"{MAX_QUESTION_CHARS}."
             )
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Hash of the question that ignores case, punctuation and articles."""
         return question_key(self.question)

@@ -31,7 +31,7 @@ from knowgate.data.history.entries import (
 )
 from knowgate.data.history.store import IN_SCOPE, HistoryStore, deduplicate_neighbors
 from knowgate.data.history.vector_index import LOCK_FILE, Hit, IndexLocation, VectorIndex, erase_rows
-from knowgate.errors import ArtifactError, BadInput, KnowgateError
+from knowgate.errors import ArtifactError, BadInput, KnowgateError, ModelError
 from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Neighbor, Vector
 
@@ -244,6 +244,10 @@ class SqliteHistory(HistoryStore):
         rows = [[*entry_to_row(entry), blob] for entry, blob in zip(entries, blobs, strict=True)]
         with self._database.transaction() as transaction:
             self._record_embedding(transaction)
+            stored = transaction.execute("SELECT length(vector) FROM entries LIMIT 1").fetchone()
+            # One vector of another length would make the log unusable.
+            if any(len(blob) != (stored or [len(blobs[0])])[0] for blob in blobs):
+                raise ModelError("the embedding model returned vectors of a new length. Check its server.")
             transaction.executemany(INSERT_ENTRY, rows)
 
     def _erase(self, ids: Sequence[int]) -> None:

@@ -30,6 +30,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
+from knowgate.core.limited_log import LimitedLog
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.text import CJK
 from knowgate.core.validation import expand_path, parse_toml, read_text
@@ -37,7 +38,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.rules.topic_rule import RuleAction, RuleMatch, TopicRule
 from knowgate.types import Decision, Gate
 
-log = logging.getLogger(__name__)
+log = LimitedLog(logging.getLogger(__name__))
 Content = TypeVar("Content")
 
 # Rules with whole=true compare messages without punctuation at both ends, and with spaces for punctuation inside.
@@ -145,7 +146,7 @@ class Rule:
                 if find(text, timeout=max(1e-6, deadline - time.monotonic())):
                     return True
         except TimeoutError:
-            log.warning("The rule '%s' was skipped: its patterns take too long. Simplify them.", self.name)
+            log.write("The rule '%s' was skipped: its patterns take too long. Simplify them.", self.name)
         finally:
             budget.seconds_left = deadline - time.monotonic()
         return False

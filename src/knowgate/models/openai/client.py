@@ -34,7 +34,8 @@ class StatusError(ServerError):
     """The server refused a request. `status` is the HTTP status code."""
 
     def __init__(self, url: str, status: int, message: str):
-        super().__init__(f"{url} answered {status}: {message or 'no reason given'}")
+        brief = f"{url} answered {status}"  # for logs, because the message of the server can quote the prompt
+        super().__init__(f"{brief}: {message or 'no reason given'}", brief=brief)
         self.status = status
 
 
@@ -142,8 +143,8 @@ class ApiClient:
             for data in parse_events(self._iter_bytes(url, response)):
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
                 if isinstance(chunk, dict) and chunk.get("error"):
-                    message = _find_message(chunk).rstrip(".")
-                    raise ServerError(f"{url} reported an error in the middle of its answer: {message}. Check its log.")
+                    brief = f"{url} reported an error in the middle of its answer"
+                    raise ServerError(f"{brief}: {_find_message(chunk).rstrip('.')}. Check its log.", brief=brief)
                 yield chunk
                 if chunk == STREAM_END:
                     return

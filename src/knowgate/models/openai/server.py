@@ -199,7 +199,8 @@ class ModelEndpoint:
                 raise
             raise UnsupportedSignal(
                 f"the server {self.client.url} refuses tools for '{self.model}': {str(error).rstrip('.')}. Start vLLM with its "
-                "option enable-auto-tool-choice, or use another LLM."
+                "option enable-auto-tool-choice, or use another LLM.",
+                brief=error.brief,
             ) from None
         return has_tool_call(response)
 
@@ -334,7 +335,8 @@ class ModelEndpoint:
             names = []
         if not names:
             message = str(error).rstrip(".")
-            return ServerError(f"{message}. Check the URL, which often ends in /v1, and the model name '{self.model}'.")
+            advice = f"Check the URL, which often ends in /v1, and the model name '{self.model}'."
+            return ServerError(f"{message}. {advice}", brief=error.brief)
         if self.model in names:  # the model exists, so the server means something else by 404
             return error
         more = ", ..." if len(names) > MAX_SHOWN_MODELS else ""
@@ -389,7 +391,8 @@ class ModelEndpoint:
                 raise
             raise UnsupportedSignal(
                 f"{str(error).rstrip('.')}. Hidden states and the probabilities of answers such as yes and no are read from "
-                f"the server's endpoint {path}. Use the server's own URL instead of a gateway's, or update the server."
+                f"the server's endpoint {path}. Use the server's own URL instead of a gateway's, or update the server.",
+                brief=error.brief,
             ) from None
 
 

@@ -6,13 +6,21 @@ See `base.py` for the options. The API key is read from the environment variable
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from knowgate.core.frameworks import check_framework_version, wrap_errors
-from knowgate.errors import BadInput
+from knowgate.core.http_client import open_client, send_request
+from knowgate.core.validation import count_json_values
+from knowgate.errors import BadInput, ServerError
 from knowgate.retrieval.engines.base import FINGERPRINT_RECORDS, EngineRetriever, SearchHit, parse_collection_spec
+from knowgate.retrieval.engines.http import MAX_VALUES
+
+MAX_SECONDS = 30.0  # per request
 
 
 def open_qdrant(value: str) -> QdrantRetriever:
@@ -25,10 +33,32 @@ def open_qdrant(value: str) -> QdrantRetriever:
         raise BadInput(f"there is no Qdrant folder '{spec.address}'. Check the path before the last '/'.")
     with wrap_errors("Qdrant"):
         if spec.is_url:
-            client = QdrantClient(url=spec.address, api_key=os.environ.get("KNOWGATE_QDRANT_KEY") or None)
+            key = os.environ.get("KNOWGATE_QDRANT_KEY") or None
+            client = QdrantClient(url=spec.address, api_key=key, transport=LimitedTransport())
         else:
             client = QdrantClient(path=spec.address)
     return QdrantRetriever(client, spec.collection, **spec.options)
+
+
+class LimitedTransport(httpx.BaseTransport):
+    """Transport for the HTTP client of `QdrantClient`, which limits neither the duration nor the size of a response."""
+
+    def __init__(self) -> None:
+        self._client = open_client({})
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and read its response, until the deadline of `request_deadline` at the latest."""
+        request.headers["Accept-Encoding"] = "gzip"
+        try:
+            response = send_request(self._client, request, time.monotonic() + MAX_SECONDS, "the server")
+        except ServerError as error:
+            raise httpx.ReadError(str(error).rstrip(".")) from None
+        if count_json_values(response.content, MAX_VALUES) > MAX_VALUES:
+            raise httpx.ReadError(f"the response has more than {MAX_VALUES:,} JSON values")
+        return httpx.Response(response.status, content=response.content)
+
+    def close(self) -> None:
+        self._client.close()
 
 
 class QdrantRetriever(EngineRetriever):

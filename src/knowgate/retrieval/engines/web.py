@@ -21,11 +21,12 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx
 
 from knowgate.core.files import cache_dir, file_lock, sha256_file, sha256_text, write_json
+from knowgate.core.limited_log import LimitedLog
 from knowgate.core.options import read_options
 from knowgate.core.redaction import redact_message
 from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
-from knowgate.errors import BadInput, BadSetting, KnowgateError, ServerError
+from knowgate.errors import BadInput, BadSetting, KnowgateError, ServerError, get_brief
 from knowgate.retrieval.engines.web_engines import WEB_ENGINES, WebOptions, WebResult
 from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
@@ -36,7 +37,6 @@ REPLAY_ENGINE = "replay"  # the name in a spec that returns recorded searches in
 MINUTE_SECONDS, DAY_SECONDS = 60.0, 86_400.0
 TRACKING_PARAMETERS = ("utm_", "fbclid", "gclid")  # URL parameters with these prefixes do not change the page
 Record = TypeVar("Record")
-logger = logging.getLogger(__name__)
 
 
 def open_web(value: str) -> WebRetriever | WebReplayRetriever:
@@ -91,6 +91,7 @@ class WebRetriever:
         self._cache = ResultFolder(folder / "replies", options.days * DAY_SECONDS)
         self._recording = ResultFolder(Path(options.record)) if options.record else None
         self.budget_seconds = options.deadline
+        self._log = LimitedLog(logging.getLogger(__name__))
 
     @property
     def fingerprint(self) -> str:
@@ -156,7 +157,7 @@ class WebRetriever:
             expired = self._cache.find(key, expired=True) if self.options.stale else None
             if expired is None:
                 raise
-            logger.warning("Web search failed, using an expired response: %s", error)
+            self._log.write("Web search failed, using an expired response: %s", get_brief(error))
             return expired
         self._cache.add(key, results)
         return results

@@ -16,10 +16,12 @@ from knowgate.core.http_client import JsonClient
 from knowgate.core.options import Options, option
 from knowgate.errors import BadSetting, RejectionError, ServerError
 from knowgate.retrieval.file_formats import read_html
-from knowgate.retrieval.passages import cut_query
+from knowgate.retrieval.passages import MAX_LABEL_CHARS, cut_query
 
 MAX_WEB_QUERY = (400, 50)  # Brave's limits of characters and words; the other engines gain nothing from longer queries
 MAX_TEXT_CHARS = 4000  # maximum text of one result
+MAX_MARKUP_FACTOR = 5  # markup is cut to this many times the maximum text, because parsing megabytes takes seconds
+MAX_URL_CHARS = 4000  # results with a longer URL are skipped, because a shortened one leads nowhere
 MAX_SCORE = 1e30  # JSON integers can be too large for a float; no real score is this large
 QUOTA_STATUSES = (402, 432, 433)  # HTTP statuses that Tavily returns when the quota of a plan is used up
 
@@ -99,13 +101,13 @@ class WebEngine(ABC):
     def search(self, query: str, n: int) -> list[WebResult]:
         """Return up to n results, best first.
 
-        Overlong queries are cut off. Results without a URL are skipped.
+        Overlong queries are cut off. Results without a URL, or with an overlong one, are skipped.
         """
         response = self._request(cut_query(query, *MAX_WEB_QUERY), n)
         items = self._get_items(response) if isinstance(response, dict) else None
         if not isinstance(items, list):
             raise RejectionError(f"{self.client.name} returned no list of results. Check the address of the engine.")
-        valid = [item for item in items if isinstance(item, dict) and isinstance(item.get("url"), str)]
+        valid = [item for item in items if isinstance(item, dict) and _is_valid_url(item.get("url"))]
         return [_make_result(item, self._get_text(item)) for item in valid[:n]]
 
     @abstractmethod
@@ -208,20 +210,25 @@ class BraveEngine(WebEngine):
         return "\n".join([str(item.get("description") or ""), *extra])
 
 
+def _is_valid_url(url: Any) -> bool:
+    return isinstance(url, str) and len(url) <= MAX_URL_CHARS
+
+
 def _make_result(item: Mapping[str, Any], text: Any) -> WebResult:
     """Convert an item of a response to a result. An implausible score becomes None."""
     score: float | None = None
     value = item.get("score")
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_SCORE:
         score = float(value)
-    title = _remove_markup(item.get("title"))
-    plain_text = _remove_markup(text)[:MAX_TEXT_CHARS]
-    return WebResult(item["url"], title, plain_text, score)
+    title = _remove_markup(item.get("title"), MAX_LABEL_CHARS)
+    return WebResult(item["url"], title, _remove_markup(text, MAX_TEXT_CHARS), score)
 
 
-def _remove_markup(markup: Any) -> str:
-    """Return HTML as one line of plain text; '' for anything that is not a string."""
-    return " ".join(read_html(markup).text.split()) if isinstance(markup, str) else ""
+def _remove_markup(markup: Any, max_chars: int) -> str:
+    """Return HTML as one line of plain text of at most `max_chars`; '' for anything that is not a string."""
+    if not isinstance(markup, str):
+        return ""
+    return " ".join(read_html(markup[: MAX_MARKUP_FACTOR * max_chars]).text.split())[:max_chars]
 
 
 WEB_ENGINES: dict[str, type[WebEngine]] = {"searxng": SearxngEngine, "tavily": TavilyEngine, "brave": BraveEngine}

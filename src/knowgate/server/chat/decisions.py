@@ -20,7 +20,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.retrieval.rerankers import rerank
 from knowgate.retrieval.rerankers.remote import RemoteReranker
-from knowgate.server.chat.gate_service import GateService, describe_error
+from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_pipeline import GuardedStageRunner, TracedQuestion
 from knowgate.server.chat.request_formats import (
     REQUEST_FORMATS,
@@ -31,7 +31,7 @@ from knowgate.server.chat.request_formats import (
 )
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES, RequestOptions, is_knowgate_model
 from knowgate.server.json_api import ApiError, dump_json, parse_request
-from knowgate.server.load_limits import limit_time
+from knowgate.server.load_limits import get_reason, limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, describe_decision
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
@@ -64,7 +64,7 @@ async def decide_questions(
         trace: Record of how this request is processed.
     """
     request = parse_request(DecideRequest, body)
-    rag = gate_service.prepare(body, trace)
+    rag = await gate_service.prepare(body, trace)
     if forwarder is not None and request.model is not None and not is_knowgate_model(request.model):
         gate_service.set_model(trace, request.model, forwarder.upstream.find_default_model(headers))
     await _check_lengths(gate_service, request.questions or ())
@@ -194,7 +194,7 @@ async def _decide_in_process(
         with trace.measure("gate"):
             trace.decision = await rag.replace(runner=runner).adecide(TracedQuestion.from_question(question, trace))
     except Exception as error:  # noqa: BLE001 - whatever the LLM raises, there is a decision
-        return gate_service.bypass_failed_gate(rag, trace, describe_error(error, gate_service.timeout))
+        return gate_service.bypass_failed_gate(rag, trace, get_reason(error, gate_service.timeout))
     return trace.decision
 
 
@@ -217,7 +217,7 @@ async def _request_draft(
 async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest, path: str) -> Response:
     """Answer a request to /completions or /responses with the upstream. Add passages if the gate decides so."""
     gate_service, trace = forwarder.gate_service, request.trace
-    rag = gate_service.prepare(request.body, trace)
+    rag = await gate_service.prepare(request.body, trace)
     question: Question | UngatedRequest | None = check_upstream_tools(request.body)
     if question is None:
         extract_question = partial(REQUEST_FORMATS[path].extract_question, rag.model, request.body)
@@ -251,7 +251,7 @@ async def rerank_documents(
         async with limit_time(gate_service.timeout), gate_service.rerank_queue.hold(trace.owner):
             scored = await _score_in_batches(gate_service, reranker, request.query, passages)
     except Exception as error:  # noqa: BLE001 - whatever the reranker raises, the client gets a sentence
-        gate_service.limited_log.write("The reranker failed: %s", describe_error(error, gate_service.timeout))
+        gate_service.limited_log.write("The reranker failed: %s", get_reason(error, gate_service.timeout))
         message = "the reranker failed or took too long. Send fewer or shorter documents, or try again later."
         raise ApiError(503, message, "reranker_down") from None
     scored.sort(key=lambda passage: (-(passage.score or 0.0), int(passage.id)))

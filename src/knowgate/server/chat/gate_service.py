@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from knowgate.core.limited_log import LimitedLog
 from knowgate.data.history.entries import get_max_normalized_length
 from knowgate.data.signals.confidence import EMPTY_DRAFT_NEED, is_empty_draft
-from knowgate.errors import BadInput, KnowgateError, RejectionError
+from knowgate.errors import KnowgateError
 from knowgate.gates import load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
@@ -26,10 +27,17 @@ from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
-from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
+from knowgate.server.circuit_breaker import BreakersByKey, SearchQueueTimeout, record_search_error
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import FairLock, LimitedLog, RerankQueue, limit_time, run_in_place, run_in_thread
+from knowgate.server.load_limits import (
+    FairLock,
+    RerankQueue,
+    get_reason,
+    limit_time,
+    run_in_place,
+    run_in_thread,
+)
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
 from knowgate.types import (
@@ -53,14 +61,6 @@ MAX_MODEL_CHARS = 200  # of a model name in the log
 PARALLEL_SEARCHES = 8  # on a search server
 REPEATED_FAILURES = "the gate failed repeatedly and is not used for a while"
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
-
-
-class SearchQueueTimeout(TimeoutError):
-    """A search timed out because it had waited for other searches for more than half of its time."""
-
-
-# The retriever has not failed: a server rejected this question, or the question waited, or there were too many.
-HARMLESS_ERRORS = (SearchQueueTimeout, SearchBudgetError, RejectionError, BadInput)
 
 
 class GateService:
@@ -113,9 +113,16 @@ class GateService:
 
     # --- the pipeline of a request ----------------------------------------------------------------
 
-    def prepare(self, body: Mapping[str, Any], trace: RequestTrace) -> AdaptiveRAG:
+    async def prepare(self, body: Mapping[str, Any], trace: RequestTrace) -> AdaptiveRAG:
         """Return the pipeline for a request. The options of the request or the A/B test select it."""
-        return self.select_pipeline(self.assign_arm(request_options.read_request_options(body), body, trace))
+        return self.select_pipeline(await self.read_options(body, trace))
+
+    async def read_options(self, body: Mapping[str, Any], trace: RequestTrace) -> request_options.RequestOptions:
+        """Return the options of a request, with its arm of the A/B test. If they limit the loss, check for a new index."""
+        options = self.assign_arm(request_options.read_request_options(body), body, trace)
+        if options.max_loss is not None:
+            await request_options.update_fingerprint(self.rag)
+        return options
 
     def assign_arm(
         self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
@@ -156,8 +163,8 @@ class GateService:
             try:
                 _ = rag.bound_gate  # checks that the gate works with the LLM
             except KnowgateError as error:
-                message = f"the gate '{gate_name}' does not work with the LLM of this server: {error}"
-                raise ApiError(404, message, "model_not_found") from None
+                message = f"gate '{gate_name}' does not work with this LLM. `GET /v1/models` lists the gates that do."
+                raise ApiError(404, message, "model_not_found") from error
             self._pipelines_by_gate[gate_name] = rag
         return self._pipelines_by_gate[gate_name]
 
@@ -266,7 +273,7 @@ class GateService:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the gate raises, the question is answered
             breaker.record_failure()
-            return self.bypass_failed_gate(rag, trace, describe_error(error, self.timeout))
+            return self.bypass_failed_gate(rag, trace, get_reason(error, self.timeout))
         breaker.record_success()
         return trace.decision
 
@@ -337,8 +344,8 @@ class GateService:
             breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
-            _record_search_error(breaker, error, is_filtered=is_filtered)
-            self.bypass_retriever(trace, describe_error(error, self.timeout))
+            record_search_error(breaker, error, is_filtered=is_filtered)
+            self.bypass_retriever(trace, get_reason(error, self.timeout))
             return None
         breaker.record_success()
         return result
@@ -357,15 +364,14 @@ class GateService:
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:
         """Log a failure of the arbiter, and note it in the trace. The caller continues without arbiter."""
-        self.limited_log.write("The arbiter failed and is skipped: %s", describe_error(error, self.timeout))
+        self.limited_log.write("The arbiter failed and is skipped: %s", get_reason(error, self.timeout))
         trace.degraded.append("arbiter")
 
     # --- threads ----------------------------------------------------------------------------------
 
     async def run_in_gate_thread(self, work: Callable[[], Result]) -> Result:
         """Run a function in the thread of the gate. Raises TimeoutError for a slow function."""
-        async with asyncio.timeout(self.timeout):
-            return await run_in_thread(self._gate_thread, work)
+        return await run_in_thread(self._gate_thread, work, self.timeout)
 
     async def run_in_text_thread(self, work: Callable[[], Result]) -> Result:
         """Run a function in the thread for texts. It should handle one question only, so that API keys can take turns.
@@ -373,8 +379,7 @@ class GateService:
         Raises:
             TimeoutError: The function took longer than the timeout.
         """
-        async with asyncio.timeout(self.timeout):
-            return await run_in_thread(self._text_thread, work)
+        return await run_in_thread(self._text_thread, work, self.timeout)
 
     async def run_in_search_thread(self, work: Callable[[], Result], lock: FairLock | None = None) -> Result:
         """Run a search function in a thread, and return its result. A slow function cannot be stopped, only abandoned.
@@ -409,14 +414,6 @@ class GateService:
             return await self.run_in_search_thread(work)
 
 
-def _record_search_error(breaker: CircuitBreaker, error: Exception, *, is_filtered: bool) -> None:
-    """Report a failed search to the circuit breaker of its API key. A slow filter is no fault of the retriever."""
-    if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
-        breaker.record_cancellation()
-    else:
-        breaker.record_failure()
-
-
 def _can_search_in_parallel(rag: AdaptiveRAG) -> bool:
     """Return whether all parts of a search run on other servers. Those in this process take one search at a time."""
     reranks_here = rag.reranker is not None and not isinstance(rag.reranker, RemoteReranker)
@@ -438,13 +435,3 @@ def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
 def make_fallback_decision(gate: Gate, threshold: float, reason: str) -> Decision:
     """Return the decision to retrieve without the gate, for this reason."""
     return Decision(True, 1.0, threshold, gate.name, f"retrieved as a fallback: {reason}")
-
-
-def describe_error(error: BaseException, timeout: float) -> str:
-    """Describe an error for a response or the log. Messages of other libraries could contain secrets, so they are omitted."""
-    if isinstance(error, TimeoutError):
-        return f"timeout after {timeout:g} seconds"
-    cause = error.__cause__ or error
-    if not isinstance(cause, KnowgateError):  # the message of `error` may quote that of its cause
-        return f"unexpected error {type(cause).__name__}"
-    return getattr(error, "brief", "") or str(error)

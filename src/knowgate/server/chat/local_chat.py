@@ -23,18 +23,18 @@ from knowgate.models.backend import can_interrupt
 from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
-from knowgate.server.chat.gate_service import GateService, describe_error
+from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_pipeline import BatchError, GuardedStageRunner, QuestionBatcher, TracedQuestion
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, may_be_follow_up
 from knowgate.server.chat.request_options import (
     RequestOptions,
     UnprovenGate,
     is_knowgate_model,
-    read_request_options,
     require_guarantee,
 )
 from knowgate.server.client_connection import EventStreamResponse
 from knowgate.server.json_api import ApiError, json_response, parse_request
+from knowgate.server.load_limits import get_reason
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, format_error_end, format_event
@@ -126,7 +126,7 @@ class LocalChat:
         """
         request = parse_request(LocalChatRequest, body)
         model = self.gate_service.rag.model
-        options = self.gate_service.assign_arm(read_request_options(body), body, trace)
+        options = await self.gate_service.read_options(body, trace)
         self._check_supported(body)
         trace.way = "in-process"
         trace.model_name = model.name
@@ -261,7 +261,7 @@ class LocalChat:
             ApiError: 500 if the LLM failed, or if a part of the answer has already been sent. 503 if the search failed
                 and the server is strict.
         """
-        reason = describe_error(error, self.options.deadline)
+        reason = get_reason(error, self.options.deadline)
         failed_stage = progress.stage
         progress.stage = "gate"  # where the next attempt begins
         # A pipeline that never retrieves runs no gate and no search, so only the model can have failed.

@@ -23,9 +23,10 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.pipeline.question_state import QuestionState
 from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate
-from knowgate.server.chat.gate_service import REPEATED_FAILURES, GateService, describe_error, make_fallback_decision
+from knowgate.server.chat.gate_service import REPEATED_FAILURES, GateService, make_fallback_decision
 from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
+from knowgate.server.load_limits import get_reason
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
 from knowgate.types import Answer, AnswerPair, Arbiter, ArbiterChoice, Gate, Question, Retriever
 
@@ -216,7 +217,7 @@ class GuardedStageRunner(StageRunner):
             decides_again = len(states) > 1 and not isinstance(error, TimeoutError)
             if not decides_again:
                 report_outcome = CircuitBreaker.record_failure
-                self._fall_back(gate, threshold, states, describe_error(error, self.gate_service.timeout))
+                self._fall_back(gate, threshold, states, get_reason(error, self.gate_service.timeout))
         finally:
             for breaker in usable.values():
                 report_outcome(breaker)

@@ -5,25 +5,30 @@ A request can select one of a few gates by name. For security, it can never load
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
-from knowgate.errors import ArtifactError, KnowgateError
+from knowgate.core.limited_log import LimitedLog
+from knowgate.errors import ArtifactError, BrokenIndex, KnowgateError
 from knowgate.gates import PACKAGED_GATES
 from knowgate.gates.calibration.deployment import is_fitted_on_recorded
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.retrieval.passages import MAX_LABEL_CHARS
 from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.load_limits import get_reason, run_in_thread
 from knowgate.server.schemas import GatedRequest, PassageFilter
 from knowgate.types import Gate, Passage, Question, Reading, Retriever
 
-log = logging.getLogger(__name__)
+log = LimitedLog(logging.getLogger(__name__))
 
 MODEL_PREFIX = "knowgate"
 SELECTABLE_GATES = (
@@ -31,6 +36,8 @@ SELECTABLE_GATES = (
 )  # fmt: skip
 DEPTH_FACTOR = 4  # factor by which the number of searched passages grows if too few match a filter
 MAX_DEPTH = 1000  # maximum number of passages that are searched for matches with a filter
+FINGERPRINT_SECONDS = 60.0  # maximum age of a fingerprint
+RETRY_SECONDS = 5.0  # time after which a fingerprint that could not be read is read again
 FILTER_SECONDS = 0.5  # maximum processor time to compare the passages of one search with a filter
 
 RECORDED_ADVICE = (
@@ -126,11 +133,11 @@ class FilterMatcher:
         Raises:
             ApiError: 400 if the comparisons so far took more than FILTER_SECONDS.
         """
-        key = (passage.id, passage.title)
+        key = (passage.id[:MAX_LABEL_CHARS], passage.title[:MAX_LABEL_CHARS])  # what clients see of them
         if key not in self._is_match:
             start = time.thread_time()
             id_pattern, title_pattern = self._patterns
-            self._is_match[key] = bool(id_pattern.match(passage.id) and title_pattern.match(passage.title))
+            self._is_match[key] = bool(id_pattern.match(key[0]) and title_pattern.match(key[1]))
             self._seconds += time.thread_time() - start
             if self._seconds > FILTER_SECONDS:
                 message = "the patterns of the filter take too long. Use fewer or shorter patterns."
@@ -206,6 +213,67 @@ class UnprovenGate(Gate):
         return [reason for _ in questions]
 
 
+class FingerprintCachingRetriever:
+    """Wrapper of a retriever with a cached fingerprint.
+
+    The fingerprint identifies the content of the index. Reading it may take long, or fail, on a server.
+
+    Args:
+        retriever: The retriever.
+        timeout: Maximum seconds to read the fingerprint.
+        clock: The clock, as `time.monotonic`.
+    """
+
+    def __init__(self, retriever: Retriever, timeout: float, clock: Callable[[], float] = time.monotonic):
+        self.retriever = retriever
+        self._timeout = timeout
+        self._clock = clock
+        self._fingerprint = self._problem = ""  # one of them is empty, both before the first reading
+        self._expires = float("-inf")
+        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "knowgate-fingerprint")
+
+    @property
+    def name(self) -> str:
+        return self.retriever.name
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint as of the last update. Without an update, it is read now."""
+        if self._problem:
+            raise BrokenIndex(f"the index cannot be identified: {self._problem}. Check its server.")
+        self._fingerprint = self._fingerprint or self.retriever.fingerprint
+        return self._fingerprint
+
+    async def update_fingerprint(self) -> None:
+        """Read the fingerprint in a thread if it is older than a minute, or if the last reading or search failed."""
+        async with self._lock:
+            if self._clock() < self._expires:
+                return
+            try:
+                read = partial(getattr, self.retriever, "fingerprint")
+                self._fingerprint = await run_in_thread(self._thread, read, self._timeout)
+            except Exception as error:  # noqa: BLE001 - without a fingerprint, nothing is guaranteed, so requests retrieve
+                self._problem, self._fingerprint = get_reason(error, self._timeout).rstrip("."), ""
+                self._expires = self._clock() + RETRY_SECONDS
+                return
+            self._problem, self._expires = "", self._clock() + FINGERPRINT_SECONDS
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Search with the wrapped retriever. If that fails, the next update reads the fingerprint again."""
+        try:
+            return self.retriever.search(queries, k)
+        except Exception:
+            self._expires = min(self._expires, self._clock())
+            raise
+
+
+async def update_fingerprint(rag: AdaptiveRAG) -> None:
+    """Read the fingerprint of the index again if it is old, so that the guarantee of the gate is about the present index."""
+    if isinstance(rag.retriever, FingerprintCachingRetriever):
+        await rag.retriever.update_fingerprint()
+
+
 def require_guarantee(rag: AdaptiveRAG, options: RequestOptions) -> AdaptiveRAG:
     """Return a pipeline that loses at most the share `max_loss` of answers. Without a guarantee, it always retrieves.
 
@@ -217,7 +285,7 @@ def require_guarantee(rag: AdaptiveRAG, options: RequestOptions) -> AdaptiveRAG:
     try:
         cause = _explain_missing_proof(rag, max_loss)
     except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
-        log.warning("The guarantee of the gate '%s' cannot be checked: %s", rag.gate.name, error)
+        log.write("The guarantee of the gate '%s' cannot be checked: %s", rag.gate.name, error)
         cause = "the guarantee of the gate cannot be checked now. The log of the server says why"
     return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss, cause), threshold=None) if cause else rag
 

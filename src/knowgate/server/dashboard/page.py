@@ -5,6 +5,7 @@ Anyone can load the page. If the server uses API keys, the data of the page need
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import resources
 from typing import Any
 
@@ -14,7 +15,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from knowgate.core import VERSION
+from knowgate.errors import KnowgateError
 from knowgate.pipeline.stages import describe_constant
+from knowgate.server.chat.request_options import update_fingerprint
 from knowgate.server.json_api import ApiError, json_response
 from knowgate.server.schemas import DashboardResponse
 from knowgate.server.service import Service
@@ -57,7 +60,10 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
     """Answer GET /v1/dashboard with the data of the dashboard, combined over all server processes."""
     rag = service.gate_service.rag
     snapshot = service.get_snapshot().combine(await service.snapshot_exchange.read_others())
-    guarantee = "" if service.gate_service.staleness else rag.guarantee
+    await update_fingerprint(rag)
+    guarantee = ""
+    with suppress(KnowgateError):  # the index cannot be identified, so no guarantee is known to hold for it
+        guarantee = "" if service.gate_service.staleness else rag.guarantee
     data = {
         "version": VERSION,
         "gate": service.gate_service.gate_spec,
@@ -99,11 +105,12 @@ async def list_recent_decisions(service: Service, since: float) -> list[dict[str
     own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     try:
         stored_rows = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
-        # Another process may have deleted decisions from the log. Delete them from memory, too.
-        service.recent.delete(await service.decision_log.find_missing([row["id"] for row in own_rows]))
+        # Another process may have deleted decisions from the log. Delete them from memory, too, until none of those shown is.
+        while missing := await service.decision_log.find_missing([row["id"] for row in own_rows]):
+            service.recent.delete(missing)
+            own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     except ApiError:
         return own_rows
-    own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     own_ids = {row["id"] for row in own_rows}
     rows = [*own_rows, *(row for row in stored_rows if row["id"] not in own_ids)]
     return sorted(rows, key=lambda row: float(row["at"]), reverse=True)[:MAX_DECISIONS_SHOWN]

@@ -49,6 +49,7 @@ REMAINS_NOTE = (
     "Another process reads the file of the history, so its write-ahead log still has deleted texts. They are erased within "
     "seconds after it ends. Repeat this request to see whether that has happened."
 )
+UNAVAILABLE_NOTE = "The history is unavailable now, so the question may still be in it. Repeat this request later."
 MAX_RESPONSE_BYTES = 1_000_000  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = (
@@ -209,12 +210,16 @@ class CounterfactualAnswerer:
         gate_service: Searches for passages. Its model answers if there is no upstream.
         forwarder: Sends requests to the upstream, if there is one.
         timeout: Maximum seconds for one answer.
+        most_tokens: Maximum length of an answer of the model in this process.
     """
 
-    def __init__(self, gate_service: GateService, forwarder: UpstreamForwarder | None, timeout: float):
+    def __init__(
+        self, gate_service: GateService, forwarder: UpstreamForwarder | None, timeout: float, most_tokens: int
+    ):
         self.gate_service = gate_service
         self.forwarder = forwarder
         self.timeout = timeout
+        self.most_tokens = most_tokens
 
     async def answer_with_passages(self, request: ClientRequest, question: str, closed_answer: str) -> str | None:
         """Answer a question with passages.
@@ -225,7 +230,7 @@ class CounterfactualAnswerer:
         """
         async with asyncio.timeout(self.timeout):
             if self.forwarder is None:
-                return await self._answer_in_process(question, retrieve=True)
+                return await self._answer_in_process(request, question, retrieve=True)
             trace = RequestTrace()
             passages = await self.gate_service.search(self.gate_service.rag, Question(question), trace)
             if trace.degraded:  # the search failed
@@ -236,7 +241,7 @@ class CounterfactualAnswerer:
         """Answer a question without passages. Returns None if the LLM fails."""
         async with asyncio.timeout(self.timeout):
             if self.forwarder is None:
-                return await self._answer_in_process(question, retrieve=False)
+                return await self._answer_in_process(request, question, retrieve=False)
             return await self._answer_upstream(self.forwarder, request, passages=())  # `request` has the question
 
     async def compare(self, request: ClientRequest, question: str, closed_answer: str, open_answer: str) -> bool:
@@ -258,15 +263,19 @@ class CounterfactualAnswerer:
             raise ModelError("the LLM was asked whether two answers mean the same, but replied neither yes nor no.")
         return is_same
 
-    async def _answer_in_process(self, question: str, *, retrieve: bool) -> str | None:
-        """Answer with the model in this process, with or without passages. Nothing is logged.
+    async def _answer_in_process(self, request: ClientRequest, question: str, *, retrieve: bool) -> str | None:
+        """Answer with the model in this process, with or without passages, at the length of the request. Nothing is logged.
 
         Returns:
             The answer, or None if the search failed.
         """
         gate = self.gate_service.always_gate if retrieve else self.gate_service.never_gate
         runner = GuardedStageRunner(self.gate_service, asyncio.get_running_loop())
-        rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None, runner=runner)
+        # An arbiter could return the answer without passages, so that the two answers would seem to agree.
+        options: dict[str, Any] = {"threshold": None, "rules": None, "log": None, "arbiter": None, "shadow": ""}
+        if requested_tokens := request.body.get("max_completion_tokens") or request.body.get("max_tokens"):
+            options["max_tokens"] = min(requested_tokens, self.most_tokens)
+        rag = self.gate_service.rag.replace(gate=gate, runner=runner, **options)
         traced = TracedQuestion(question, trace=RequestTrace(owner=CLIENT.get()))
         answer = await rag.aanswer(traced)
         return None if "retriever" in traced.trace.degraded else answer.text
@@ -383,5 +392,8 @@ def delete_from_history(
         if history.store.has_remains:
             response.forgotten, response.note = False, REMAINS_NOTE
         return response
+    except KnowgateError as error:
+        log.warning("The history is unavailable: %s", error)
+        return DeletionResponse(forgotten=False, decisions=n_decisions, history=0, note=UNAVAILABLE_NOTE)
     finally:
         close_connection(history.store)

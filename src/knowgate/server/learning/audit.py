@@ -12,7 +12,6 @@ from typing import Any
 
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_differ
-from knowgate.server.chat.gate_service import describe_error
 from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import (
@@ -24,7 +23,7 @@ from knowgate.server.learning.answers import (
 )
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.loss_monitor import LossMonitor
-from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
+from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget, get_reason
 from knowgate.server.telemetry.decision_log import READ_SECONDS, DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
@@ -287,7 +286,7 @@ class Auditor:
                 await self._audit(job)
             except Exception as error:  # noqa: BLE001 - the next audit may succeed
                 # Only the message of an ApiError is logged in full, because other messages can quote the question.
-                reason = str(error) if isinstance(error, ApiError) else describe_error(error, self.answerer.timeout)
+                reason = str(error) if isinstance(error, ApiError) else get_reason(error, self.answerer.timeout)
                 log.warning("An audit failed: %s", reason)
                 await self._store_failure(job)
             finally:  # also if the task is canceled

@@ -188,7 +188,7 @@ class TrafficLearner:
 
 
 def _arm_to_json(arm: ExperimentArm, audits: dict[str, int]) -> dict[str, Any]:
-    """Return the results of one gate of the A/B test. `audits` has its audits by result."""
+    """Return the results of one gate of the A/B test, with the given number of its audits for each result."""
     return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 
 
@@ -277,7 +277,7 @@ def build_learner(
     if labeler.history is not None:
         _warn_if_questions_are_not_shared(options)
     store = AuditStore(decisions) if decisions is not None else None
-    answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
+    answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline, options.most_tokens)
     asks_llm = options.audit_compare == "llm"
     budget = budget or _create_budget(options, store)
     auditor = Auditor(experiment, answerer, recent, labeler, store, budget, asks_llm, on_audit)

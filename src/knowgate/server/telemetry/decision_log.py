@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from knowgate.core.limited_log import LimitedLog
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
@@ -27,15 +29,12 @@ from knowgate.server.database import (
     open_store,
 )
 from knowgate.server.json_api import ApiError
-from knowgate.server.load_limits import LimitedLog
 from knowgate.server.telemetry.deletions import (
     DAY_SECONDS,
     DELETION_BATCH,
-    DELETION_SECONDS,
     SELECT_DELETIONS,
     SELECT_UNFINDABLE,
     TABLES_WITH_TEXTS,
-    Deletion,
     DeletionIndex,
     delete_orphaned_feedback,
     delete_rows,
@@ -43,6 +42,7 @@ from knowgate.server.telemetry.deletions import (
     mark_unknown_sources,
     record_deletion,
 )
+from knowgate.server.telemetry.feedback import store_feedback
 from knowgate.server.telemetry.trace import find_decision, to_decision, upgrade_records
 
 log = logging.getLogger(__name__)
@@ -53,13 +53,12 @@ UPSERT_DECISION = (
 )
 DELETE_SOURCE_QUESTIONS = "DELETE FROM source_questions WHERE decision = ?"
 INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
-INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
-INSERT_CORRECTION = "INSERT INTO corrections (decision, at, answer) VALUES (?, ?, ?)"
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
 MIN_COMMIT_SECONDS, MAX_COMMIT_SECONDS = 1.0, 20.0  # limits of the time for which a response waits for the commit
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
+MAX_PENDING_BYTES = 64 << 20  # the same for the memory of their texts
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 
 
@@ -79,6 +78,11 @@ class DecisionRow:
     record: str
     owner: str
     question_keys: tuple[str, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the texts in memory."""
+        return sys.getsizeof(self.record) + sys.getsizeof(self.question)
 
 
 class DecisionLog:
@@ -115,6 +119,7 @@ class DecisionLog:
         self._attempts = SHARED_ATTEMPTS if is_shared or is_postgres_address(location) else 1
         self._pending: list[DecisionRow] = []
         self._n_writing = 0  # rows that are being written, which are no longer pending
+        self._unwritten_bytes = 0  # of rows that are pending or being written
         self._is_closing, self._must_vacuum = False, False
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
@@ -173,9 +178,11 @@ class DecisionLog:
     def _enqueue(self, row: DecisionRow) -> Future[None]:
         """Queue a row for writing, and return the future of its commit. A full queue loses the row."""
         with self._lock:
-            is_full = len(self._pending) + self._n_writing >= MAX_PENDING_ROWS
+            n_rows = len(self._pending) + self._n_writing
+            is_full = n_rows >= MAX_PENDING_ROWS or self._unwritten_bytes >= MAX_PENDING_BYTES
             if not is_full:
                 self._pending.append(row)
+                self._unwritten_bytes += row.n_bytes
             is_first = len(self._pending) == 1
             commit = self._commit
         if is_full:
@@ -201,15 +208,21 @@ class DecisionLog:
             self._handle_failure(rows, error)
             commit.set_exception(error)
         else:
-            self._n_writing = 0
+            with self._lock:
+                self._end_write(rows)
             commit.set_result(None)
+
+    def _end_write(self, rows: Sequence[DecisionRow]) -> None:
+        """Count these rows as written or lost. The caller holds the lock."""
+        self._n_writing = 0
+        self._unwritten_bytes -= sum(row.n_bytes for row in rows)
 
     def _handle_failure(self, rows: list[DecisionRow], error: Exception) -> None:
         """Queue decisions again if the file is locked. After other errors, they are lost and counted."""
         with self._lock:
-            self._n_writing = 0
             is_kept = is_locked(error) and not self._is_closing
             needs_attempt = is_kept and not self._pending  # otherwise newer decisions have scheduled an attempt
+            self._end_write([] if is_kept else rows)
             if is_kept:
                 self._pending[:0] = rows
         if needs_attempt:
@@ -244,7 +257,8 @@ class DecisionLog:
                 if count:
                     self._must_vacuum = True
                     log.info("%d decisions older than %g days were deleted.", count, self._retain_days)
-            delete_orphaned_feedback(self._store)
+            if delete_orphaned_feedback(self._store):
+                self._must_vacuum = True
         except STORE_ERRORS as error:
             log.warning("Old decisions could not be deleted: %s", error)
 
@@ -298,23 +312,20 @@ class DecisionLog:
         return ids
 
     def erase_deleted(self) -> None:
-        """Vacuum the tables in the background, if rows were deleted since the last time. Call it now and then."""
+        """Vacuum the tables in the background, if rows were deleted since they were vacuumed. Call it now and then."""
         if self._must_vacuum:
             self._must_vacuum = False
             self._thread.submit(self._vacuum)
 
     def _vacuum(self) -> None:
-        """Erase deleted rows from the file or database."""
+        """Erase deleted rows from the file or database. After a failure, the next call of `erase_deleted` tries again."""
+        is_erased = False
         try:
-            self._store.vacuum(TABLES_WITH_TEXTS)
+            is_erased = self._store.vacuum(TABLES_WITH_TEXTS)
         except STORE_ERRORS as error:
             log.warning("Deleted decisions could not be erased from the decision log: %s", error)
-
-    async def list_deletions(self) -> list[Deletion]:
-        """Return the latest deletions by clients of all server processes."""
-        oldest = time.time() - DELETION_SECONDS
-        rows = await self.run(lambda store: store.fetch_rows(SELECT_DELETIONS, (oldest,)))
-        return [Deletion(*row) for row in rows]
+        if not is_erased:
+            self._must_vacuum = True
 
     async def has_unfindable(self, owner: str | None) -> bool:
         """Return whether there are decisions that a deletion by question misses. Owner None means all API keys.
@@ -339,7 +350,8 @@ class DecisionLog:
         Raises:
             ApiError: 429 if this owner has given too much feedback within a day.
         """
-        return await self.run(lambda store: _store_feedback(store, id, rating, comment, owner, correction))
+        values = (id, rating, comment, owner, correction)
+        return await self.run(lambda store: store_feedback(store, *values, max_per_day=MAX_FEEDBACK_PER_DAY))
 
     async def run(self, work: Callable[[Store], Result], timeout: float | None = None) -> Result:
         """Run a function on the tables, in the background thread and after all pending writes.
@@ -356,7 +368,7 @@ class DecisionLog:
             async with asyncio.timeout(timeout):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._store))
         except STORE_ERRORS as error:  # these include TimeoutError, which has no message
-            log.warning("The decision log is unavailable: %s", str(error) or "it does not respond")
+            self._limited_log.write("The decision log is unavailable: %s", str(error) or "it does not respond")
             message = "the decision log of the server is unavailable. Try again later."
             raise ApiError(503, message, "log_down") from error
 
@@ -398,33 +410,6 @@ def _open_log(location: str) -> Store:
     mark_unknown_sources(store)
     upgrade_records(store)
     return store
-
-
-def _store_feedback(
-    store: Store, id: str, rating: str, comment: str | None, owner: str, correction: str | None = None
-) -> bool:
-    """Store feedback on a decision, and return whether the decision exists. It replaces the owner's earlier feedback.
-
-    Raises:
-        ApiError: 429 if this owner has given too much feedback within a day.
-    """
-    count_others = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
-    deletion = "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)"  # NULL: from old versions
-    with store.transaction(WRITE_LOCK) as transaction:  # no process can delete the decision meanwhile
-        if transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (id,)).fetchone() is None:
-            return False
-        ((count,),) = transaction.execute(count_others, (owner, time.time() - DAY_SECONDS, id)).fetchall()
-        if count >= MAX_FEEDBACK_PER_DAY:
-            message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
-            raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
-        now = time.time()
-        transaction.execute(deletion, (id, owner))
-        transaction.execute(INSERT_FEEDBACK, (id, now, rating, comment, owner))
-        if correction:
-            transaction.execute("DELETE FROM corrections WHERE decision = ?", (id,))
-            # It gets the same time as the feedback, because this shows which API key gave the correction.
-            transaction.execute(INSERT_CORRECTION, (id, now, correction))
-    return True
 
 
 def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -47,6 +48,10 @@ DAY_SECONDS = 86_400.0
 DELETION_BATCH = 1_000  # decisions deleted at once; others can be written before the next ones are deleted
 TABLES_WITH_TEXTS = ("decisions", "feedback", "corrections", "audits")
 DELETION_SECONDS = 3_900.0  # longer than the longest request may take, which may be about a deleted question
+EXPIRY_SECONDS = 60.0  # minimum time between two removals of expired deletions from memory
+READ_MARGIN_SECONDS = 600.0  # new deletions can have earlier times: other machines have other clocks
+MAX_DELETIONS_PER_OWNER = 50_000  # in memory
+ALL_QUESTIONS = ""  # stands for the hashes of all questions in a `DeletionIndex`
 
 
 class Deletion(NamedTuple):
@@ -59,16 +64,50 @@ class Deletion(NamedTuple):
 
 
 class DeletionIndex:
-    """Index of deletions, given oldest first, to look up whether any of them applies to a decision."""
+    """Index of deletions, to look up whether any of them applies to a decision.
 
-    def __init__(self, deletions: Iterable[Deletion]):
+    Deletions are added by one thread; another one can look them up meanwhile.
+
+    Args:
+        deletions: The first deletions.
+        max_per_owner: Maximum number of ids and hashes of an owner. If an owner deletes more, all decisions of this owner
+            up to then count as deleted, so that the memory is limited and no deletion is forgotten.
+    """
+
+    def __init__(self, deletions: Iterable[Deletion] = (), max_per_owner: float = math.inf):
+        self._max_per_owner = max_per_owner
+        self._read_at = time.time()  # requests that began before the index was created are not looked up
+        self._oldest = self._read_at - DELETION_SECONDS
         # The latest time at which each owner deleted an id or the hash of a question.
-        self._times = {(name, owner): at for at, id, key, owner in deletions for name in (id, key)}
+        self._times: dict[str | None, dict[str, float]] = {}
+        self.add(deletions)
+
+    def add(self, deletions: Iterable[Deletion]) -> None:
+        """Add deletions, and drop those older than DELETION_SECONDS."""
+        for at, id, key, owner in deletions:
+            times = self._times.setdefault(owner, {})
+            for name in filter(None, (id, key)):
+                times[name] = max(at, times.get(name, at))
+            if len(times) > self._max_per_owner:
+                self._times[owner] = {ALL_QUESTIONS: max(times.values())}
+        oldest = time.time() - DELETION_SECONDS
+        if oldest > self._oldest + EXPIRY_SECONDS:
+            self._oldest = oldest
+            latest = {owner: {k: at for k, at in times.items() if at >= oldest} for owner, times in self._times.items()}
+            self._times = {owner: times for owner, times in latest.items() if times}
+
+    def read_new(self, store: Store) -> None:
+        """Add deletions by all server processes that are new in the tables. Runs in the thread of the decision log."""
+        now = time.time()
+        oldest = min(self._read_at, now) - READ_MARGIN_SECONDS  # the clock may have been set back
+        self.add(map(Deletion._make, store.fetch_rows(SELECT_DELETIONS, (oldest,))))
+        self._read_at = now
 
     def covers(self, id: str, question_keys: Iterable[str], owner: str, at: float) -> bool:
         """Return whether a decision was deleted after `at`, the start of its request."""
-        targets = [(name, deleter) for name in (id, *question_keys) for deleter in (owner, None)]
-        return any(at <= self._times[target] for target in targets if target in self._times)
+        names = (ALL_QUESTIONS, id, *question_keys)
+        deleted = [self._times.get(deleter, {}) for deleter in (owner, None)]
+        return any(at <= times[name] for times in deleted for name in names if name in times)
 
 
 def mark_unknown_sources(store: Store) -> None:
@@ -109,9 +148,9 @@ def record_deletion(store: Store, id: str, question: str, owner: str | None) -> 
 
     The deletion is recorded for DELETION_SECONDS, because processes may still have to write such decisions.
     """
-    now = time.time()
     key = question_key(question) if question else ""
     with store.transaction(WRITE_LOCK) as transaction:
+        now = time.time()  # after the wait for the lock
         transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
     rows = find_ids_and_owners(store, id, question)
@@ -132,11 +171,14 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
 
 
-def delete_orphaned_feedback(store: Store) -> None:
-    """Delete feedback on decisions that do not exist. This reads all feedback, so call it rarely."""
+def delete_orphaned_feedback(store: Store) -> bool:
+    """Delete feedback on decisions that do not exist. This reads all feedback, so call it rarely.
+
+    Returns:
+        Whether there was such feedback. Then call `vacuum`.
+    """
     with store.transaction(WRITE_LOCK) as transaction:
-        count = sum(transaction.execute(statement + WITHOUT_DECISION).rowcount for statement in DELETE_TEXTS)
+        count: int = sum(transaction.execute(statement + WITHOUT_DECISION).rowcount for statement in DELETE_TEXTS)
         # Feedback without a decision only counts for the daily limit of its API key.
         transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
-    if count:
-        store.vacuum(["feedback", "corrections"])
+    return count > 0

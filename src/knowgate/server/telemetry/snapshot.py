@@ -28,7 +28,7 @@ from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT, split_s
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
-from knowgate.server.telemetry.deletions import Deletion, DeletionIndex
+from knowgate.server.telemetry.deletions import MAX_DELETIONS_PER_OWNER, Deletion, DeletionIndex
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Decision, DecisionNote
 
@@ -43,7 +43,7 @@ DRAFT_WAYS = ("draft", "race", SEPARATE_DRAFT)  # ways to answer that begin with
 # Environment variables that the parent process sets for the workers.
 SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
 PROBLEM_FILE_VARIABLE = "KNOWGATE_PROBLEM_FILE"
-WRITE_DELAY_SECONDS, HEARTBEAT_SECONDS = 1.0, 60.0
+WRITE_DELAY_SECONDS, RETRY_SECONDS, HEARTBEAT_SECONDS = 1.0, 5.0, 60.0
 READ_SECONDS = 2.0  # maximum time to read the statistics of other processes, for which health checks may wait
 WORKER_TIMEOUT_SECONDS = 3 * HEARTBEAT_SECONDS  # a process that has not written for this long is considered gone
 MAX_SNAPSHOT_AGE_SECONDS = 86_400.0
@@ -169,7 +169,7 @@ class MetricsSnapshot(BaseModel):
         requests: Number of requests by class of HTTP status, such as "2xx".
         totals: Sums by arm of the A/B test. The key "" is for all requests.
         retrieved_needs: Histogram of the need for retrieval, for questions that retrieved. Requests with options of
-            their own are not counted.
+            their own, and those for the second gate of an A/B test, are not counted.
         skipped_needs: Histogram of the need for retrieval, for questions that skipped it.
         minutes: Minute since 1970 -> [number of questions that retrieved, number that skipped retrieval].
         times: The latest durations of each stage of a request, in milliseconds.
@@ -202,7 +202,8 @@ class MetricsSnapshot(BaseModel):
                 self.totals[arm] = DecisionTotals()
             self.totals[arm].add_request(trace, passage_tokens, seconds)
         # The histogram leaves out decisions that the gate did not make, and requests with options such as a threshold.
-        if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
+        is_by_gate = not trace.decision.rule and not trace.degraded and trace.arm in ("", "a")
+        if is_by_gate and not trace.has_own_options:
             self._count_need(trace.decision)
         counts = self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])
         counts[0 if trace.decision.retrieve else 1] += 1
@@ -296,7 +297,7 @@ class SnapshotExchange:
         file = os.environ.get(COUNTS_FILE_VARIABLE)
         self._temporary_log = DecisionLog(file, stores_questions=False) if decisions is None and file else None
         self._log = decisions or self._temporary_log
-        self._deletions: deque[Deletion] = deque(maxlen=MAX_RECENT_DECISIONS)  # used only without tables
+        self._deletions = DeletionIndex(max_per_owner=MAX_DELETIONS_PER_OWNER)
         self._timer: asyncio.TimerHandle | None = None
         self._write_task: asyncio.Task[None] | None = None
 
@@ -328,8 +329,10 @@ class SnapshotExchange:
         row = [self._worker_id, self._server_id, now, self._serialize()]
         deletion = (DELETE_OLD_SNAPSHOTS, [now - MAX_SNAPSHOT_AGE_SECONDS] * 2)
         if self._log is not None:
-            with suppress(ApiError):  # the decision log has already logged the error
+            try:
                 await self._log.execute((UPSERT_SNAPSHOT, row), deletion)
+            except ApiError:  # the decision log has already logged the error
+                self._set_timer(RETRY_SECONDS)
 
     async def read_others(self) -> list[str]:
         """Return the statistics of other server processes as JSON, or [] after a failure."""
@@ -348,17 +351,15 @@ class SnapshotExchange:
         if self._temporary_log is not None:
             await self._temporary_log.delete(question=question, owner=owner)
         elif self._log is None:
-            self._deletions.append(Deletion(time.time(), "", question_key(question), owner))
+            self._deletions.add([Deletion(time.time(), "", question_key(question), owner)])
 
-    async def read_deletions(self) -> list[Deletion]:
-        """Return the latest deletions by clients of all server processes, or [] after a failure."""
-        if self._log is None:
-            return list(self._deletions)
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                return await self._log.list_deletions()
-        except (ApiError, TimeoutError):
-            return []
+    async def read_deletions(self) -> DeletionIndex:
+        """Return the deletions by clients of all server processes. After a failure, the newest ones are missing."""
+        if self._log is not None:
+            with suppress(ApiError, TimeoutError):
+                async with asyncio.timeout(READ_SECONDS):
+                    await self._log.run(self._deletions.read_new)
+        return self._deletions
 
     async def close(self) -> None:
         """Write the final statistics, and close the temporary file, if there is one."""
@@ -429,12 +430,10 @@ class RecentDecisions:
         key = question_key(question)
         return [id for id, keys in self._keys.items() if key in keys and owner in (None, self._owners[id])]
 
-    async def apply_deletions(self, deletions: Sequence[Deletion]) -> None:
+    async def apply_deletions(self, deletions: DeletionIndex) -> None:
         """Delete what clients have deleted, also through other processes or while the request still ran."""
-        if deletions:
-            index = await asyncio.to_thread(DeletionIndex, deletions)  # there can be many
-            rows = list(self._rows.items())
-            self.delete(id for id, row in rows if index.covers(id, self._keys[id], self._owners[id], row["at"]))
+        rows = self._rows.items()
+        self.delete([id for id, row in rows if deletions.covers(id, self._keys[id], self._owners[id], row["at"])])
 
     def delete(self, ids: Iterable[str]) -> None:
         for id in self._rows.keys() & ids:

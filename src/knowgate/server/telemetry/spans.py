@@ -7,6 +7,7 @@ timings in its trace. The usual environment variables (OTEL_EXPORTER_OTLP_ENDPOI
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -20,12 +21,16 @@ from knowgate.server.telemetry.trace import RequestTrace, StageTiming
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from requests import Response
 
 log = logging.getLogger(__name__)
+logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)  # its warnings quote the headers of clients
 
 FLUSH_SECONDS = 3.0  # maximum time to send the remaining spans when the server ends
 GENERATION_STAGES = ("draft", "read", "generate", "answer")
 NANOSECONDS = 1_000_000_000
+MAX_CONTEXT_CHARS = 512  # longer trace headers of clients are ignored; parsing them could take long
+MAX_COLLECTOR_BYTES = 65_536  # the rest of a response of the collector is not read
 
 
 def create_tracer_provider() -> TracerProvider:
@@ -35,14 +40,27 @@ def create_tracer_provider() -> TracerProvider:
         MissingExtra: The packages of the extra `otel` are not installed.
     """
     with require_extra("otel=True", "otel"):
+        import requests
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     name = os.environ.get("OTEL_SERVICE_NAME", "knowgate")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    session = requests.Session()
+    session.headers["Accept-Encoding"] = "identity"
+    session.hooks["response"].append(_limit_response)
+    # With such a variable, the exporter gets a session with credentials from a plugin.
+    has_plugin = any(variable.endswith("_CREDENTIAL_PROVIDER") for variable in os.environ)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(session=None if has_plugin else session)))
     return provider
+
+
+def _limit_response(response: Response, **options: Any) -> None:
+    """Read at most MAX_COLLECTOR_BYTES of a response, and close its connection if there is more."""
+    content = response.raw.read(MAX_COLLECTOR_BYTES, decode_content=False)
+    response.close()
+    response.raw = io.BytesIO(content)
 
 
 class RequestSpans:
@@ -67,17 +85,19 @@ class RequestSpans:
             status: HTTP status of the response.
             trace: Record of the request, with the timings of its stages.
             headers: Headers of the request. With the header `traceparent`, the client names a span of its own. This
-                span becomes the parent.
+                span becomes the parent. Other headers than `traceparent` and `tracestate` are ignored.
         """
-        from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         # Spans have times in nanoseconds since 1970. The trace has times of the clock `perf_counter`, in seconds.
         end = time.time_ns()
         start = end - int((time.perf_counter() - trace.start) * NANOSECONDS)
         http: dict[str, Any] = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
         attributes = {**http, **_describe_decision(trace)}
-        parent = extract(dict(headers))
+        context_headers = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+        usable = {name: value for name, value in context_headers.items() if len(value) <= MAX_CONTEXT_CHARS}
+        parent = TraceContextTextMapPropagator().extract(usable)
         name = f"{method} {route}"
         request_span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=start)
         if status >= 500:

@@ -41,12 +41,13 @@ MAX_STATUS = 599
 MIN_SECRET_CHARS = 8  # shorter ones, such as EMPTY for a server without keys, are no secrets
 NO_LIST_STATUSES = (404, 405, 501)  # of a server that has no list of models
 MAX_INTERIM_RESPONSES = 100
-# Headers, chunk sizes, chunk extensions and trailers may be this much larger than the body. A chunk of one byte has five
-# bytes of them, and takes as long to parse as a large chunk.
+# Headers, chunk sizes, chunk extensions and trailers may be this much larger than half of the body. A chunk of one byte has
+# five bytes of them, and takes as long to parse as a large chunk.
 MAX_FRAMING_EXCESS = 64 << 10
 MAX_LARGE_RESPONSES = 16  # in memory until their clients have read them; one API key can have half of them
 HUGE_BYTES, MAX_HUGE_RESPONSES = 4 << 20, 4  # likewise; with log-probabilities, each can take 150 MB
-READ_BYTES = 64 << 10  # processed in one turn of the event loop, for each connection without TLS
+# Bytes that each connection without TLS processes in one turn of the event loop, and the time that it should take for them.
+MIN_READ_BYTES, MAX_READ_BYTES, READ_SECONDS = 1 << 10, 64 << 10, 0.001
 PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
 
@@ -65,10 +66,15 @@ class UpstreamConnection(ResponseHandler):
     byte_count = 0  # of the current response, with headers, chunk sizes and trailers
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Read less at a time than asyncio does. Even so, it can be thousands of chunks, and other requests wait."""
-        if hasattr(transport, "max_size"):  # no public option
-            transport.max_size = READ_BYTES
+        """Start to read less at a time than asyncio does."""
         super().connection_made(transport)
+        self._set_read_size(MIN_READ_BYTES)
+
+    def _set_read_size(self, size: int) -> None:
+        """Set how many bytes are read at a time. Other requests wait meanwhile, and they can be thousands of chunks."""
+        transport: Any = self.transport
+        if hasattr(transport, "max_size"):  # no public option
+            transport.max_size = min(max(size, MIN_READ_BYTES), MAX_READ_BYTES)
 
     def set_response_params(self, **params: Any) -> None:
         """Prepare the connection for a request. aiohttp calls this before it sends the request."""
@@ -79,10 +85,13 @@ class UpstreamConnection(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         """Process bytes of a response. Close the connection if headers and chunk framing are too large for the body."""
         self.byte_count += len(data)
+        start = time.perf_counter()
         super().data_received(data)
+        seconds = time.perf_counter() - start
+        self._set_read_size(len(data) // 2 if seconds > READ_SECONDS else 2 * len(data))
         body_bytes = 0 if self._payload is None else self._payload.total_bytes
         framing_bytes = self.byte_count - body_bytes
-        if framing_bytes > body_bytes + MAX_FRAMING_EXCESS and self.transport is not None:
+        if framing_bytes > body_bytes / 2 + MAX_FRAMING_EXCESS and self.transport is not None:
             self.transport.abort()
 
 

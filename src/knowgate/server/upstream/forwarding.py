@@ -58,7 +58,7 @@ class UpstreamForwarder:
     async def chat(self, request: ForwardedRequest) -> Response:
         """Answer a chat request. A chat without a plain question is forwarded without a decision."""
         chat = await run_for_size(len(request.raw_body), partial(parse_request, ChatRequest, request.body))
-        rag = self.gate_service.prepare(request.body, request.trace)
+        rag = await self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
         question: Question | UngatedRequest | None = check_upstream_tools(request.body)
         if question is None:
