@@ -40,6 +40,8 @@ class KnowgateError(Exception):
 
 def get_brief(error: BaseException) -> str:
     """Return what is wrong, without messages of servers and other libraries. They could quote questions or secrets."""
+    if isinstance(error, KnowgateError) and error.brief != str(error):
+        return error.brief
     cause = error.__cause__ or error
     if not isinstance(cause, KnowgateError):  # the message of `error` may quote that of its cause
         return f"unexpected error {type(cause).__name__}"

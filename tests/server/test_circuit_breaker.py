@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from knowgate.errors import ServerError
+from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.gates.rules.topic_rule import TopicRule
 from knowgate.retrieval.engines.elastic import OpenSearchRetriever
 from knowgate.retrieval.engines.web import WebRetriever
@@ -17,7 +18,7 @@ from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_options import FingerprintCachingRetriever
-from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker, GuardedTopicRule
+from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker, GuardedTopicRule, guard_topics
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_failures import FailingGate, use_gate_service
@@ -392,7 +393,19 @@ def test_a_topic_rule_is_not_asked_for_a_while_after_several_failures():
             self.count += 1
             raise ServerError("the server is down")
 
-    rule = GuardedTopicRule.guard(TopicRule("pay", "retrieve", ("When is payday?",)))
+    rule = GuardedTopicRule("pay", "retrieve", ("When is payday?",))
     rule.__dict__["model"] = model = Failing()
     assert [rule.matches("When is payday?", None) for _ in range(8)] == [False] * 8
     assert (model.count, rule.breaker.state) == (5, "open")
+
+
+def test_topics_with_one_embedding_model_share_a_breaker_and_load_their_examples(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(GuardedTopicRule, "load", lambda rule: loaded.append(rule.name))
+    topics = [
+        TopicRule(name, "retrieve", ("When?",), embedder=f"openai:{name[0]}@http://127.0.0.1:9/v1")
+        for name in ("a1", "a2", "b1")
+    ]
+    first, second, third = guard_topics(RuleSet(tuple(topics)), gate_seconds=5.0).rules
+    assert (loaded, first.timeout) == (["a1", "a2", "b1"], 2.0)
+    assert first.breaker is second.breaker is not third.breaker

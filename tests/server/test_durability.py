@@ -228,8 +228,10 @@ def test_the_memory_of_decisions_that_wait_for_a_locked_log_is_limited(locked_lo
     log.close()
 
 
-def test_deletions_that_cannot_be_erased_are_erased_later(locked_log, monkeypatch):
+@pytest.mark.parametrize(("pause", "expected"), [(0.0, [False, True]), (9.0, [False])])
+def test_deletions_that_cannot_be_erased_are_erased_later(locked_log, monkeypatch, pause, expected):
     monkeypatch.setattr(database, "VACUUM_SECONDS", 0)
+    monkeypatch.setattr(decision_log, "FIRST_PAUSE_SECONDS", pause)
     log, other = locked_log
     other.execute("ROLLBACK")
     log.append({"id": "kg-1"}, "Who is Jane?").result(10)
@@ -243,6 +245,7 @@ def test_deletions_that_cannot_be_erased_are_erased_later(locked_log, monkeypatc
     for _ in range(3):
         log.erase_deleted()
         log.run_blocking(lambda store: None)
+    assert results == expected
     log.close()
     assert results == [False, True]
 

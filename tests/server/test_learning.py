@@ -25,7 +25,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
-from knowgate.server.learning import audit
+from knowgate.server.learning import answers, audit
 from knowgate.server.learning.answers import StreamText, label_by_feedback
 from knowgate.server.learning.arms import ExperimentArm
 from knowgate.server.learning.audit import (
@@ -255,6 +255,22 @@ def test_an_audit_compares_with_passages_even_if_the_arbiter_prefers_drafts(serv
     address, _ = serve(upstream=False, gate="never", options=options, change=use_arbiter(FixedArbiter(0.9)))
     ask(address, UNKNOWN, model="knowgate")
     assert wait_for_audits(address, 1)["loss"]["lost"] == 1.0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_long_answers_are_compared_in_a_thread(serve, stub, tmp_path, monkeypatch, stream):
+    threads, cut = [], answers.cut_optional_answer
+    monkeypatch.setattr(
+        answers, "cut_optional_answer", lambda text: threads.append(threading.current_thread().name) or cut(text)
+    )
+    stub.sure, stub.answer = -9.0, lambda body: SAME * (200 if "long" in str(body) else 1)
+    address, app = serve(gate="logprob:first", options=audit_options(tmp_path))
+    store = use_history(app)
+    for count, question in enumerate((KNOWN, f"{KNOWN} A long story?"), 1):
+        ask(address, question, stream=stream)
+        wait_until(lambda count=count: len(store.list_labels()) == count)
+    assert len(set(threads[:2])) == 1
+    assert threads[2] != threads[0]
 
 
 def test_requests_that_select_a_gate_are_not_audited(serve, stub, tmp_path):

@@ -25,7 +25,7 @@ from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry import decision_log
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
 from knowgate.server.telemetry.deletions import SELECT_DECISIONS
-from knowgate.server.telemetry.snapshot import RecentDecisions
+from knowgate.server.telemetry.snapshot import RecentDecisions, SnapshotExchange
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history
@@ -321,7 +321,9 @@ def test_the_dashboard_of_another_worker_shows_none_of_many_deleted_decisions(tm
             recent.append(record, FIRST, "alice", (question_key(FIRST),))
         await own.run(lambda store: None)
         assert len(await other.delete(question=FIRST, owner="alice")) == 80
-        rows = await list_recent_decisions(SimpleNamespace(decision_log=own, recent=recent), 0.0)
+        exchange = SnapshotExchange(lambda: "{}", own)
+        service = SimpleNamespace(decision_log=own, recent=recent, snapshot_exchange=exchange)
+        rows = await list_recent_decisions(service, 0.0)
         own.close()
         other.close()
         return rows

@@ -5,6 +5,7 @@ import itertools
 import json
 import socket
 import threading
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from knowgate.server.upstream import client
 from knowgate.server.upstream.client import UpstreamClient, UpstreamConnection
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
+from tests.support.hostile_server import http
 from tools.stub_upstream import Stub
 
 
@@ -231,9 +233,44 @@ def test_a_connection_reads_less_at_a_time_if_that_takes_long(monkeypatch):
         for duration in [0.0001] * 7 + [0.1] * 7:
             seconds[0] = duration
             connection.data_received(b"x" * sizes[-1])
+            connection.data_received(b"")  # as aiohttp does when it continues to read
             sizes.append(transport.max_size)
         return sizes
 
     monkeypatch.setattr(ResponseHandler, "data_received", lambda self, data: None)
     rising = [1 << n for n in range(10, 17)]
     assert asyncio.run(read()) == [*rising, 1 << 16, *reversed(rising[:-1]), 1 << 10]
+
+
+def test_a_response_that_nobody_asked_for_is_not_given_to_the_next_request(serve):
+    """An upstream, or a proxy before it, may send a response twice."""
+
+    def answer(server):
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                threading.Thread(target=talk, args=[connection], daemon=True).start()
+
+    def talk(connection):
+        with connection, suppress(OSError):
+            while request := connection.recv(65536):
+                completion = json.dumps(make_completion(request)).encode()
+                response = http(completion, content_type="application/json", connection="keep-alive")
+                connection.sendall(response)
+                time.sleep(0.2)
+                if b"twice" in request:
+                    connection.sendall(response)
+
+    def make_completion(request):
+        text = "twice" if b"twice" in request else "once"
+        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=[server], daemon=True).start()
+        upstream = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        address, _ = serve(upstream=False, gate="never", options={"upstream": upstream})
+        answers = []
+        for question in ("Answer twice?", "Answer once?", "Answer once more?"):
+            answers.append(ask(address, question, model="m").json()["choices"][0]["message"]["content"])
+            time.sleep(0.4)
+        assert answers == ["twice", "once", "once"]

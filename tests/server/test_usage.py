@@ -1,6 +1,9 @@
 """What a request costs: no call is made twice for nothing, and `usage` counts every call."""
 
+import json
+
 import pytest
+from aiohttp import web
 
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.types import Passage
@@ -49,6 +52,20 @@ def test_usage_of_a_streamed_draft_is_what_the_upstream_reports_after_it(serve, 
     assert len(stub.bodies) == 2
     usage = [chunk["usage"] for chunk in events(reply) if chunk.get("usage")]
     assert [(item["prompt_tokens"], item["completion_tokens"]) for item in usage] == [(10, 8)]
+
+
+def test_usage_counts_a_draft_without_choices_if_the_search_finds_nothing(serve, stub, monkeypatch):
+    plain = stub._plain
+
+    async def answer(body):
+        response = await plain(body)
+        changed = {"choices": []} if len(stub.bodies) == 1 else {}
+        return web.json_response({**json.loads(response.body), **changed})
+
+    monkeypatch.setattr(stub, "_plain", answer)
+    address, _ = serve(gate="logprob:mean")
+    usage = ask(address, "Zyzzyva?").json()["usage"]
+    assert (len(stub.bodies), usage["prompt_tokens"], usage["completion_tokens"]) == (2, 10, 8)
 
 
 def test_usage_is_unchanged_if_there_is_one_call(serve, stub):

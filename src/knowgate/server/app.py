@@ -23,7 +23,6 @@ from starlette.types import Receive, Scope, Send
 from knowgate.core.redaction import redact_urls
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.gates import DEFAULT_GATE
-from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
@@ -32,7 +31,7 @@ from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_options import FingerprintCachingRetriever
-from knowgate.server.circuit_breaker import GuardedTopicRule
+from knowgate.server.circuit_breaker import guard_topics
 from knowgate.server.client_connection import DisconnectError
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS, Endpoint
@@ -280,7 +279,7 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
         raise BadSetting("the option `way` works only with the option `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)
     if rag.rules is not None:
-        rag = rag.replace(rules=RuleSet(tuple(map(GuardedTopicRule.guard, rag.rules.rules))))
+        rag = rag.replace(rules=guard_topics(rag.rules, options.gate_seconds))
     if isinstance(rag.model, UpstreamDraftModel):
         check_upstream_logprobs(rag.gate, rag.model)
     if rag.log is not None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from knowgate.core.http_client import request_deadline
 from knowgate.core.limited_log import LimitedLog
 from knowgate.errors import BadInput, RejectionError, get_brief
-from knowgate.gates.rules.rule_set import CutoffRule, Rule
+from knowgate.gates.rules.rule_set import CutoffRule, Rule, RuleSet
 from knowgate.gates.rules.topic_rule import TopicRule
 from knowgate.retrieval.engines.web import SearchBudgetError
 
 FAILURE_THRESHOLD = 5
 RECOVERY_SECONDS = 15.0
-TOPIC_SECONDS = 2.0  # maximum time of the embedding server of a topic rule
+TOPIC_SHARE = 0.4  # of the time for a decision: maximum time of the embedding server of a topic rule
 log = logging.getLogger(__name__)
+limited_log = LimitedLog(log)
 
 
 @dataclass
@@ -160,32 +162,45 @@ class GuardedTopicRule(TopicRule):
 
     Attributes:
         breaker: Stops calls to the embedding server after several failures.
-        limited_log: Log for failures.
+        timeout: Maximum seconds for a question. A question of another API key may wait for as long.
     """
 
     breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker("rules"), compare=False)
-    limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log), compare=False)
+    timeout: float = 4.0
 
-    @classmethod
-    def guard(cls, rule: Rule | CutoffRule | TopicRule) -> Rule | CutoffRule | TopicRule:
-        """Return the guarded form of a topic rule, and other rules as they are."""
-        if not isinstance(rule, TopicRule):
-            return rule
-        return cls(**{item.name: getattr(rule, item.name) for item in fields(rule)})
+    def load(self) -> None:
+        """Embed the examples now, before the first question needs them."""
+        try:
+            _ = self.center
+        except Exception as error:  # noqa: BLE001 - the embedding server may work later
+            log.warning("The topic rule '%s' matches nothing for now: %s", self.name, error)
 
     def matches(self, text: str, budget: object) -> bool:
         """Return whether a question is similar enough to the examples, and False if this cannot be found out."""
         if not self.breaker.try_acquire():
             return False
         try:
-            with request_deadline(time.monotonic() + TOPIC_SECONDS):
+            with request_deadline(time.monotonic() + self.timeout):
                 is_match = super().matches(text, budget)
         except (RejectionError, BadInput):  # the embedding server does not take this question
             self.breaker.record_cancellation()
             return False
         except Exception as error:  # noqa: BLE001 - whatever the embedding model raises, the gate can decide
             self.breaker.record_failure()
-            self.limited_log.write("A topic rule failed, so it matches nothing: %s", get_brief(error))
+            limited_log.write("A topic rule failed, so it matches nothing: %s", get_brief(error))
             return False
         self.breaker.record_success()
         return is_match
+
+
+def guard_topics(rules: RuleSet, gate_seconds: float) -> RuleSet:
+    """Return rules whose topics have time limits, and a circuit breaker for each embedding model. Embeds the examples."""
+    breakers: defaultdict[str, CircuitBreaker] = defaultdict(lambda: CircuitBreaker("rules"))
+    guarded: list[Rule | CutoffRule | TopicRule] = []
+    for rule in rules.rules:
+        if isinstance(rule, TopicRule):
+            values = {item.name: getattr(rule, item.name) for item in fields(rule)}
+            rule = GuardedTopicRule(**values, breaker=breakers[rule.embedder], timeout=TOPIC_SHARE * gate_seconds)
+            rule.load()
+        guarded.append(rule)
+    return RuleSet(tuple(guarded))

@@ -21,7 +21,7 @@ MAX_JSON_VALUES = 50_000  # maximum number of values in a request on which a gat
 MAX_FORWARDED_VALUES = 1_000_000  # the same in a request that is forwarded without a decision
 # A larger body is parsed in a thread, so that other requests do not wait for it, and its memory is reserved.
 LARGE_BODY_BYTES = 64 << 10
-BYTES_PER_VALUE = 200  # of memory, for a parsed JSON value
+BYTES_PER_VALUE = {b"{": 200, b"[": 90, b",": 64}  # of memory, for each object, array and further value
 MAX_INLINE_VALUES = 5_000  # a body with more JSON values is parsed in a thread, too
 MAX_FIELDS = 20  # of an object that rejects unknown fields
 load_json = partial(json.loads, object_hook=keep_object)  # lets other threads run, unlike `json.loads`
@@ -175,10 +175,10 @@ def is_large(body: bytes) -> bool:
     return len(body) > LARGE_BODY_BYTES or count_json_values(body, MAX_INLINE_VALUES) > MAX_INLINE_VALUES
 
 
-def estimate_memory(body: bytes, max_values: int) -> int:
+def estimate_memory(body: bytes) -> int:
     """Return how many bytes a body takes at most together with the object parsed from it."""
     char_bytes = 1 if body.isascii() and b"\\u" not in body else 4  # as many as the widest character of a text needs
-    return len(body) * (1 + char_bytes) + BYTES_PER_VALUE * min(max_values, count_json_values(body, max_values))
+    return len(body) * (1 + char_bytes) + sum(size * body.count(mark) for mark, size in BYTES_PER_VALUE.items())
 
 
 def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[str, Any]:

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 MAX_UNFINISHED_BYTES = 256 << 20  # bytes of all large request bodies that have not arrived completely
-MAX_PARSED_BYTES = 768 << 20  # memory of all large request bodies in progress
+MAX_PARSED_BYTES = 1 << 30  # memory of all large request bodies in progress
 UPLOAD_FACTOR = 8  # unfinished bodies of all clients, as a multiple of those of one client
 
 
@@ -97,7 +97,9 @@ class BodyBudget:
         Raises:
             ApiError: 429 if the budget, or the client's half of it, is used up.
         """
-        is_client_full = self.bytes_by_client[client] + size > self.max_bytes // 2
+        is_client_full = self.bytes_by_client[client] + size > max(
+            self.max_bytes // 2, size
+        )  # a single one always fits
         is_full = self.bytes_by_client.total() + size > self.max_bytes
         if size > 0 and (is_client_full or is_full):
             raise ApiError(429, "too many large requests at once. Try again in a second.", "busy", {"retry-after": "1"})

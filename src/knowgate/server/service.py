@@ -76,8 +76,7 @@ class Service:
         self.active_requests = RequestSlots(options.waiting, max_per_client)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self.upload_budget = BodyBudget(load_limits.MAX_UNFINISHED_BYTES, options.largest_body)
-        largest_memory = 5 * options.largest_body + json_api.BYTES_PER_VALUE * json_api.MAX_FORWARDED_VALUES
-        self.parsed_budget = BodyBudget(load_limits.MAX_PARSED_BYTES, largest_memory)
+        self.parsed_budget = BodyBudget(load_limits.MAX_PARSED_BYTES, options.largest_body)
         self._parser_thread = FairExecutor(1)  # only one, because threads that parse slow down the event loop
         self._deletion_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name of the API key
         self._readiness = SharedCall[schemas.ReadyResponse]()
@@ -257,7 +256,7 @@ class Service:
         if not json_api.is_large(raw_body):
             return json_api.parse_json_object(raw_body, max_values)
         run = partial(load_limits.run_in_thread, self._parser_thread)
-        size = await run_while_connected(request, run(partial(json_api.estimate_memory, raw_body, max_values)))
+        size = await run_while_connected(request, run(partial(json_api.estimate_memory, raw_body)))
         client = load_limits.identify_client(request, request.state.key)
         self.parsed_budget.reserve(client, size)
         trace.on_end.append(partial(self.parsed_budget.reserve, client, -size))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,11 @@ def open_qdrant(value: str) -> QdrantRetriever:
     with wrap_errors("Qdrant"):
         if spec.is_url:
             key = os.environ.get("KNOWGATE_QDRANT_KEY") or None
-            client = QdrantClient(url=spec.address, api_key=key, transport=LimitedTransport())
+            # Otherwise the client asks for the server's version with another HTTP client, which has no limits.
+            no_check = (
+                {"check_compatibility": False} if "check_compatibility" in signature(QdrantClient).parameters else {}
+            )
+            client = QdrantClient(url=spec.address, api_key=key, transport=LimitedTransport(), **no_check)
         else:
             client = QdrantClient(path=spec.address)
     return QdrantRetriever(client, spec.collection, **spec.options)

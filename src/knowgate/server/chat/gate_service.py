@@ -120,7 +120,7 @@ class GateService:
     async def read_options(self, body: Mapping[str, Any], trace: RequestTrace) -> request_options.RequestOptions:
         """Return the options of a request, with its arm of the A/B test. If they limit the loss, check for a new index."""
         options = self.assign_arm(request_options.read_request_options(body), body, trace)
-        if options.max_loss is not None:
+        if options.max_loss is not None and options.retrieve == "auto":
             await request_options.update_fingerprint(self.rag)
         return options
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 from knowgate.core.limited_log import LimitedLog
-from knowgate.errors import ArtifactError, BrokenIndex, KnowgateError
+from knowgate.errors import ArtifactError, BadInput, BrokenIndex, KnowgateError, RejectionError
 from knowgate.gates import PACKAGED_GATES
 from knowgate.gates.calibration.deployment import is_fitted_on_recorded
 from knowgate.gates.fitted_gate import FittedGate
@@ -228,7 +228,7 @@ class FingerprintCachingRetriever:
         self.retriever = retriever
         self._timeout = timeout
         self._clock = clock
-        self._fingerprint = self._problem = ""  # one of them is empty, both before the first reading
+        self._fingerprint = self._problem = ""
         self._expires = float("-inf")
         self._lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "knowgate-fingerprint")
@@ -251,20 +251,25 @@ class FingerprintCachingRetriever:
             if self._clock() < self._expires:
                 return
             try:
-                read = partial(getattr, self.retriever, "fingerprint")
-                self._fingerprint = await run_in_thread(self._thread, read, self._timeout)
+                await run_in_thread(self._thread, self._read, self._timeout)
             except Exception as error:  # noqa: BLE001 - without a fingerprint, nothing is guaranteed, so requests retrieve
-                self._problem, self._fingerprint = get_reason(error, self._timeout).rstrip("."), ""
+                self._problem = get_reason(error, self._timeout).rstrip(".")
                 self._expires = self._clock() + RETRY_SECONDS
-                return
-            self._problem, self._expires = "", self._clock() + FINGERPRINT_SECONDS
+
+    def _read(self) -> None:
+        """Read the fingerprint. A slow reading is used when it is ready, even if nobody waits for it any more."""
+        self._fingerprint = self.retriever.fingerprint
+        self._problem, self._expires = "", self._clock() + FINGERPRINT_SECONDS
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Search with the wrapped retriever. If that fails, the next update reads the fingerprint again."""
         try:
             return self.retriever.search(queries, k)
+        except (RejectionError, BadInput):  # only this question is at fault
+            raise
         except Exception:
-            self._expires = min(self._expires, self._clock())
+            if not self._problem:
+                self._expires = min(self._expires, self._clock())
             raise
 
 

@@ -99,16 +99,13 @@ async def list_recent_decisions(service: Service, since: float) -> list[dict[str
         service: The service of this process.
         since: Time of the oldest decision to read from the log, in seconds since 1970.
     """
-    if service.decision_log is None:  # another worker may have deleted decisions
-        await service.recent.apply_deletions(await service.snapshot_exchange.read_deletions())
-        return service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    # Another process may have deleted decisions.
+    await service.recent.apply_deletions(await service.snapshot_exchange.read_deletions())
     own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    if service.decision_log is None:
+        return own_rows
     try:
         stored_rows = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
-        # Another process may have deleted decisions from the log. Delete them from memory, too, until none of those shown is.
-        while missing := await service.decision_log.find_missing([row["id"] for row in own_rows]):
-            service.recent.delete(missing)
-            own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     except ApiError:
         return own_rows
     own_ids = {row["id"] for row in own_rows}

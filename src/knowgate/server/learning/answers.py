@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -50,6 +50,7 @@ REMAINS_NOTE = (
     "seconds after it ends. Repeat this request to see whether that has happened."
 )
 UNAVAILABLE_NOTE = "The history is unavailable now, so the question may still be in it. Repeat this request later."
+MAX_INLINE_CHARS = 2_000  # longer answers are compared in a thread
 MAX_RESPONSE_BYTES = 1_000_000  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = (
@@ -63,6 +64,10 @@ DROPPED_FIELDS = (
     "store",
     "metadata",
 )
+
+
+AnswerCallback = Callable[[str | None], Coroutine[Any, Any, None]]
+running_callbacks: set[asyncio.Future[None]] = set()
 
 
 # --- the text of a response -----------------------------------------------------------------------
@@ -109,7 +114,7 @@ class StreamText:
         return "".join(self.pieces) if self.is_complete and not self._has_several_answers else None
 
 
-def capture_answer(response: Response, callback: Callable[[str | None], None]) -> None:
+def capture_answer(response: Response, callback: AnswerCallback) -> None:
     """Call a function with the answer of a response, after the response was sent.
 
     Args:
@@ -125,14 +130,16 @@ def capture_answer(response: Response, callback: Callable[[str | None], None]) -
 
     def close() -> None:
         original_on_close()
-        callback(stream_text.text)
+        task = asyncio.ensure_future(callback(stream_text.text))
+        running_callbacks.add(task)  # asyncio itself keeps no reference
+        task.add_done_callback(running_callbacks.discard)
 
     response.on_close = close
 
 
-async def _call_with_answer(response: Response, callback: Callable[[str | None], None]) -> None:
+async def _call_with_answer(response: Response, callback: AnswerCallback) -> None:
     """Call a function with the answer in a response that is not streamed. Runs as a background task."""
-    callback(await run_for_size(len(response.body), lambda: extract_answer(response)))
+    await callback(await run_for_size(len(response.body), lambda: extract_answer(response)))
 
 
 async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
@@ -141,6 +148,22 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
         async for event in events:
             copy.feed(event)
             yield event
+
+
+async def prepare_answers(
+    closed: str | None, opened: str | None
+) -> tuple[str | None, str | None, KnowledgeLabel | None]:
+    """Cut two answers to what is compared of them, and label their question. Other requests need not wait for long ones.
+
+    Returns:
+        The beginnings of the answers without and with passages, and the label. It is None if one of them is missing.
+    """
+
+    def prepare() -> tuple[str | None, str | None, KnowledgeLabel | None]:
+        first, second = cut_optional_answer(closed), cut_optional_answer(opened)
+        return first, second, None if first is None or second is None else label_by_agreement(first, second)
+
+    return await run_for_size(len(closed or "") + len(opened or ""), prepare, MAX_INLINE_CHARS)
 
 
 def cut_optional_answer(answer: str | None) -> str | None:

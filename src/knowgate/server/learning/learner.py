@@ -33,9 +33,8 @@ from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
     HistoryLabeler,
     capture_answer,
-    cut_optional_answer,
-    label_by_agreement,
     label_by_feedback,
+    prepare_answers,
 )
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.audit import AuditJob, Auditor, AuditStore
@@ -106,7 +105,7 @@ class TrafficLearner:
         is_drawn = is_gate_decision and self.random.random() < self.audit_share
         return is_drawn and self.auditor.reserve(trace.owner, trace.arm)
 
-    def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
+    async def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
         """Process a sent answer: show it on the dashboard, label its question, start an audit.
 
         Args:
@@ -125,12 +124,14 @@ class TrafficLearner:
             # If an arbiter chose between two answers, the client may have got the draft instead of the open answer.
             open_answer = text if trace.choice is None else trace.choice.open
         # Many answers are held in memory, so only what is compared of them is kept.
-        closed_answer, open_answer = cut_optional_answer(closed_answer), cut_optional_answer(open_answer)
+        was_kept = self.recent.find(trace.id) is not None
+        closed_answer, open_answer, label = await prepare_answers(closed_answer, open_answer)
+        is_deleted = was_kept and self.recent.find(trace.id) is None  # by a client, meanwhile
         self.recent.update(trace.id, {"closed": closed_answer, "opened": open_answer})
         is_labeled = trace.way == "in-process"  # a pipeline in this process adds the label itself
-        can_label = trace.shares_labels and not is_labeled
-        if can_label and closed_answer is not None and open_answer is not None:
-            self.labeler.add(trace.question, label_by_agreement(closed_answer, open_answer), LabelSource.AGREEMENT)
+        can_label = trace.shares_labels and not is_labeled and not is_deleted
+        if can_label and label is not None:
+            self.labeler.add(trace.question, label, LabelSource.AGREEMENT)
         if sampled_arm is not None:
             request, question = trace.client_request, trace.question
             self.auditor.submit(AuditJob(trace, request, question, sampled_arm, closed_answer, open_answer))

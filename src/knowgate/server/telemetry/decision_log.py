@@ -59,6 +59,7 @@ READ_SECONDS = 5.0  # maximum time for which a client waits for the log before i
 MIN_COMMIT_SECONDS, MAX_COMMIT_SECONDS = 1.0, 20.0  # limits of the time for which a response waits for the commit
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
 MAX_PENDING_BYTES = 64 << 20  # the same for the memory of their texts
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 9.0, 300.0  # before deleted rows are erased again after a failure
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 
 
@@ -121,6 +122,7 @@ class DecisionLog:
         self._n_writing = 0  # rows that are being written, which are no longer pending
         self._unwritten_bytes = 0  # of rows that are pending or being written
         self._is_closing, self._must_vacuum = False, False
+        self._vacuum_pause = self._next_vacuum = 0.0
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
         self._limited_log = LimitedLog(log)
@@ -312,18 +314,23 @@ class DecisionLog:
         return ids
 
     def erase_deleted(self) -> None:
-        """Vacuum the tables in the background, if rows were deleted since they were vacuumed. Call it now and then."""
-        if self._must_vacuum:
+        """Vacuum the tables in the background, if rows were deleted since they were vacuumed. Call it now and then.
+
+        After a failure, there is no other attempt for a while, because it can hold up other users of a database.
+        """
+        if self._must_vacuum and (time.monotonic() >= self._next_vacuum or self._is_closing):
             self._must_vacuum = False
             self._thread.submit(self._vacuum)
 
     def _vacuum(self) -> None:
-        """Erase deleted rows from the file or database. After a failure, the next call of `erase_deleted` tries again."""
+        """Erase deleted rows from the file or database."""
         is_erased = False
         try:
             is_erased = self._store.vacuum(TABLES_WITH_TEXTS)
         except STORE_ERRORS as error:
             log.warning("Deleted decisions could not be erased from the decision log: %s", error)
+        self._vacuum_pause = 0.0 if is_erased else min(2 * self._vacuum_pause + FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        self._next_vacuum = time.monotonic() + self._vacuum_pause
         if not is_erased:
             self._must_vacuum = True
 

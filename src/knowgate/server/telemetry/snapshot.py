@@ -366,6 +366,7 @@ class SnapshotExchange:
         if self._timer is not None:
             self._timer.cancel()
             await self._write()
+            self._timer.cancel()  # that of another attempt
         if self._temporary_log is not None:
             self._temporary_log.close()
 

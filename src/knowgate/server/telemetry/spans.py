@@ -58,8 +58,15 @@ def create_tracer_provider() -> TracerProvider:
 
 def _limit_response(response: Response, **options: Any) -> None:
     """Read at most MAX_COLLECTOR_BYTES of a response, and close its connection if there is more."""
-    content = response.raw.read(MAX_COLLECTOR_BYTES, decode_content=False)
-    response.close()
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    try:
+        content = response.raw.read(MAX_COLLECTOR_BYTES, decode_content=False)
+    except HTTPError as error:
+        raise requests.ConnectionError(error) from None  # after which the exporter tries again
+    finally:
+        response.close()
     response.raw = io.BytesIO(content)
 
 

@@ -59,11 +59,13 @@ class StaleConnectionError(aiohttp.ServerDisconnectedError):
 class UpstreamConnection(ResponseHandler):
     """Connection to the upstream with counts of requests and bytes.
 
-    The connection is closed if headers and chunk framing are too large for the body.
+    The connection is closed if headers and chunk framing are too large for the body, or if the upstream sends something
+    after the end of a response. The next request could get it as its response, even one of another API key.
     """
 
     request_count = 0
     byte_count = 0  # of the current response, with headers, chunk sizes and trailers
+    has_response = False  # whether the headers of the response are there, after those of interim ones
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to read less at a time than asyncio does."""
@@ -79,16 +81,21 @@ class UpstreamConnection(ResponseHandler):
     def set_response_params(self, **params: Any) -> None:
         """Prepare the connection for a request. aiohttp calls this before it sends the request."""
         self.request_count += 1
-        self.byte_count = 0
+        self.byte_count, self.has_response = 0, False
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes of a response. Close the connection if headers and chunk framing are too large for the body."""
+        """Process bytes of a response. Close the connection if there are too many besides the body, or after its end."""
+        has_ended = self.has_response and self._payload is not None and self._payload.is_eof()
+        if data and has_ended and self.transport is not None:
+            self.transport.abort()
+            return
         self.byte_count += len(data)
         start = time.perf_counter()
         super().data_received(data)
         seconds = time.perf_counter() - start
-        self._set_read_size(len(data) // 2 if seconds > READ_SECONDS else 2 * len(data))
+        if data:  # aiohttp passes none when it continues to read
+            self._set_read_size(len(data) // 2 if seconds > READ_SECONDS else 2 * len(data))
         body_bytes = 0 if self._payload is None else self._payload.total_bytes
         framing_bytes = self.byte_count - body_bytes
         if framing_bytes > body_bytes / 2 + MAX_FRAMING_EXCESS and self.transport is not None:
@@ -126,7 +133,9 @@ class LimitedResponse(aiohttp.ClientResponse):
 
         protocol.read = read_limited
         try:
-            return await super().start(connection)
+            response = await super().start(connection)
+            protocol.has_response = True
+            return response
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if protocol.request_count > 1 and not protocol.byte_count:
                 raise StaleConnectionError from None

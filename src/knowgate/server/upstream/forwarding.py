@@ -197,8 +197,10 @@ class UpstreamForwarder:
     async def _answer_without_passages(self, request: ForwardedRequest) -> Response:
         """Answer after an empty search, with the draft if possible."""
         request.trace.note_nothing_found()
-        if request.draft is not None and request.draft.completion is not None:
-            return await _make_draft_response(self.upstream, request.draft, request)
+        if request.draft is not None:
+            if request.draft.completion is not None:
+                return await _make_draft_response(self.upstream, request.draft, request)
+            await _measure_draft(request, request.draft)
         _close_draft(request)
         return await self.forward(request)
 
