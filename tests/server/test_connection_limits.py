@@ -1,6 +1,7 @@
 """Connections: headers are limited in size, number and time, and old half-open connections make room for others."""
 
 import asyncio
+import json
 import logging
 import resource
 import socket
@@ -528,4 +529,24 @@ def test_each_request_with_large_drafts_takes_one_place(serve):
             replies = list(pool.map(lambda number: ask(address, f"Who is number {number}?"), range(4)))
         assert [reply.status_code for reply in replies] == [200] * 4
         assert len(upstream.seen) > places.count == 4
+        until(lambda: places._free_places == 2)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_draft_with_many_values_takes_a_place_though_its_text_is_short(serve, stream):
+    """An empty object has two characters, but takes 64 bytes of memory."""
+    values = [{}] * 200_000  # 0.8 MB
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "delta" if stream else "message": {"role": "assistant", "content": "a"},
+    }
+    with HostileServer() as upstream:
+        content = json.dumps({"choices": [choice], "extra": values}).encode()
+        kind = "text/event-stream" if stream else "application/json"
+        upstream.reply = http(b"data: " + content + b"\n\ndata: [DONE]\n\n" if stream else content, content_type=kind)
+        address, app = serve(upstream=False, gate="logprob:mean", options={"upstream": f"{upstream.url}/v1"})
+        places = app.state.service.forwarder.upstream.large_responses = CountingLock(2)
+        assert ask(address, stream=stream).status_code == 200
+        assert places.count == 1
         until(lambda: places._free_places == 2)

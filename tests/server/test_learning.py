@@ -257,6 +257,16 @@ def test_an_audit_compares_with_passages_even_if_the_arbiter_prefers_drafts(serv
     assert wait_for_audits(address, 1)["loss"]["lost"] == 1.0
 
 
+def test_large_responses_are_audited_and_too_large_streams_are_failed_audits(serve, stub, tmp_path, monkeypatch):
+    stub.sure, stub.answer = -0.01, lambda body: SAME + " x" * 600_000 * ("large" in str(body))
+    monkeypatch.setattr(answers, "MAX_STREAM_BYTES", 100_000)
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
+    ask(address, f"{KNOWN} Is it large?")
+    assert wait_for_audits(address, 1)["loss"]["drawn"] == 1
+    ask(address, f"{KNOWN} Is it large?", stream=True)
+    wait_until(lambda: get_arms(address)["a"]["loss"]["failed"] == 1)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_long_answers_are_compared_in_a_thread(serve, stub, tmp_path, monkeypatch, stream):
     threads, cut = [], answers.cut_optional_answer

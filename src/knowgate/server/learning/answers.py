@@ -38,7 +38,7 @@ from knowgate.server.schemas import DeletionResponse
 from knowgate.server.streaming import parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarded_request import ForwardedRequest
-from knowgate.server.upstream.forwarding import UpstreamForwarder
+from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
 from knowgate.server.upstream.response_body import run_for_size
 from knowgate.types import Passage, Question
 
@@ -51,7 +51,7 @@ REMAINS_NOTE = (
 )
 UNAVAILABLE_NOTE = "The history is unavailable now, so the question may still be in it. Repeat this request later."
 MAX_INLINE_CHARS = 2_000  # longer answers are compared in a thread
-MAX_RESPONSE_BYTES = 1_000_000  # longer answers are not compared
+MAX_STREAM_BYTES = 4 << 20  # longer streams are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = (
     "stream",
@@ -66,7 +66,7 @@ DROPPED_FIELDS = (
 )
 
 
-AnswerCallback = Callable[[str | None], Coroutine[Any, Any, None]]
+AnswerCallback = Callable[[str | None, bool], Coroutine[Any, Any, None]]
 running_callbacks: set[asyncio.Future[None]] = set()
 
 
@@ -86,7 +86,7 @@ class StreamText:
     def feed(self, data: bytes) -> None:
         """Add the text in the next bytes of the stream. The bytes may end within a line."""
         self._byte_count += len(data)
-        if self._byte_count > MAX_RESPONSE_BYTES:
+        if self.is_too_large:
             return
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
@@ -109,6 +109,11 @@ class StreamText:
             self.is_complete = True
 
     @property
+    def is_too_large(self) -> bool:
+        """Whether the stream has more than MAX_STREAM_BYTES."""
+        return self._byte_count > MAX_STREAM_BYTES
+
+    @property
     def text(self) -> str | None:
         """The text of the answer, or None if the stream has several answers or ended before the answer was complete."""
         return "".join(self.pieces) if self.is_complete and not self._has_several_answers else None
@@ -119,7 +124,8 @@ def capture_answer(response: Response, callback: AnswerCallback) -> None:
 
     Args:
         response: The response, which is changed in place.
-        callback: Function that gets the text of the answer, or None if the answer is incomplete or has no text.
+        callback: Function that gets the text of the answer, or None if the answer is incomplete or has no text; and whether
+            it is too large to be read.
     """
     if not isinstance(response, EventStreamResponse):
         response.background = BackgroundTask(_call_with_answer, response, callback)
@@ -130,7 +136,7 @@ def capture_answer(response: Response, callback: AnswerCallback) -> None:
 
     def close() -> None:
         original_on_close()
-        task = asyncio.ensure_future(callback(stream_text.text))
+        task = asyncio.ensure_future(callback(stream_text.text, stream_text.is_too_large))
         running_callbacks.add(task)  # asyncio itself keeps no reference
         task.add_done_callback(running_callbacks.discard)
 
@@ -139,7 +145,7 @@ def capture_answer(response: Response, callback: AnswerCallback) -> None:
 
 async def _call_with_answer(response: Response, callback: AnswerCallback) -> None:
     """Call a function with the answer in a response that is not streamed. Runs as a background task."""
-    await callback(await run_for_size(len(response.body), lambda: extract_answer(response)))
+    await callback(await run_for_size(len(response.body), lambda: extract_answer(response)), False)
 
 
 async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
@@ -148,6 +154,18 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
         async for event in events:
             copy.feed(event)
             yield event
+
+
+def get_full_draft(trace: RequestTrace) -> str | None:
+    """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned."""
+    draft, request = trace.draft, trace.client_request
+    # A streamed draft is read only as far as the gate needs it. An LLM in this process, and other endpoints than that for
+    # chats, make short drafts anyway.
+    is_short = trace.way == "in-process" or (request is not None and request.path != CHAT_PATH)
+    may_be_partial = is_short or (request is not None and bool(request.body.get("stream")))
+    if draft is None or (may_be_partial and not draft.finished):
+        return None
+    return draft.text
 
 
 async def prepare_answers(
@@ -173,7 +191,7 @@ def cut_optional_answer(answer: str | None) -> str | None:
 
 def extract_answer(response: Response) -> str | None:
     """Return the answer text of a response that is not streamed, or None. A tool call has no text."""
-    if response.status_code != 200 or len(response.body) > MAX_RESPONSE_BYTES:
+    if response.status_code != 200:
         return None
     try:
         body = load_json(bytes(response.body))

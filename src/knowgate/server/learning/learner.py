@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -33,6 +34,7 @@ from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
     HistoryLabeler,
     capture_answer,
+    get_full_draft,
     label_by_feedback,
     prepare_answers,
 )
@@ -45,7 +47,7 @@ from knowgate.server.schemas import FeedbackRequest, FeedbackResponse
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
+from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.types import Gate
 
 LABEL_SECONDS = 2.0  # maximum time for which feedback waits until its label is stored
@@ -94,7 +96,7 @@ class TrafficLearner:
         sampled_arm = arm if arm is not None and self._draw_for_audit(trace) else None
         needs_answer = sampled_arm is not None or self.labeler.history is not None or self.recent.stores_texts
         if needs_answer:
-            capture_answer(response, lambda text: self._handle_answer(trace, text, sampled_arm))
+            capture_answer(response, partial(self._handle_answer, trace, sampled_arm))
 
     def _draw_for_audit(self, trace: RequestTrace) -> bool:
         """Decide at random whether to audit a request. The choice precedes the answer, to avoid bias."""
@@ -105,22 +107,26 @@ class TrafficLearner:
         is_drawn = is_gate_decision and self.random.random() < self.audit_share
         return is_drawn and self.auditor.reserve(trace.owner, trace.arm)
 
-    async def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
+    async def _handle_answer(
+        self, trace: RequestTrace, sampled_arm: ExperimentArm | None, text: str | None, is_too_large: bool
+    ) -> None:
         """Process a sent answer: show it on the dashboard, label its question, start an audit.
 
         Args:
             trace: Record of the request.
-            text: Text of the answer. Nothing happens if the answer is incomplete (None).
             sampled_arm: Gate (arm of the A/B test) for which the request is audited, or None if it is not audited.
+            text: Text of the answer. Nothing happens if it is incomplete (None), unless it is too large.
+            is_too_large: Whether the text is too large to be read. Then an audit fails.
         """
-        if text is None or trace.decision is None or trace.client_request is None or trace.question is None:
+        is_missing = text is None and not is_too_large
+        if is_missing or trace.decision is None or trace.client_request is None or trace.question is None:
             if sampled_arm is not None:
                 self.auditor.release(trace.owner)  # the calls that `_draw_for_audit` has reserved
             return
         closed_answer: str | None = text
         open_answer = None
         if trace.passages:
-            closed_answer = _get_full_draft(trace)
+            closed_answer = get_full_draft(trace)
             # If an arbiter chose between two answers, the client may have got the draft instead of the open answer.
             open_answer = text if trace.choice is None else trace.choice.open
         # Many answers are held in memory, so only what is compared of them is kept.
@@ -191,18 +197,6 @@ class TrafficLearner:
 def _arm_to_json(arm: ExperimentArm, audits: dict[str, int]) -> dict[str, Any]:
     """Return the results of one gate of the A/B test, with the given number of its audits for each result."""
     return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
-
-
-def _get_full_draft(trace: RequestTrace) -> str | None:
-    """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned."""
-    draft, request = trace.draft, trace.client_request
-    # A streamed draft is read only as far as the gate needs it. An LLM in this process, and other endpoints than that for
-    # chats, make short drafts anyway.
-    is_short = trace.way == "in-process" or (request is not None and request.path != CHAT_PATH)
-    may_be_partial = is_short or (request is not None and bool(request.body.get("stream")))
-    if draft is None or (may_be_partial and not draft.finished):
-        return None
-    return draft.text
 
 
 async def record_feedback(

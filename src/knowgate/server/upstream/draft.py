@@ -31,7 +31,7 @@ from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, replace_non_finite
+from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, estimate_memory, replace_non_finite
 from knowgate.server.streaming import (
     MAX_EVENT_VALUES,
     InvalidResponse,
@@ -48,6 +48,7 @@ TOOL_FIELDS = ("tool_calls", "function_call")  # of a message that calls a tool;
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 MAX_DRAFT_VALUES = 2_000_000  # maximum number of JSON values of the part that is read as a draft
+BYTES_PER_VALUE = 200  # of memory, for a JSON value of a draft
 CHECK_SPACING_DIVISOR = 200  # a text of 400 pieces is checked at every second piece, one of 600 at every third piece
 MAX_BEGINNING_CHARS = 2_000  # of a streamed answer that an arbiter reads to accept its beginning
 PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
@@ -161,6 +162,8 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
     """Read an answer that is not streamed. `completion` stays None for an invalid body."""
     content = await response_body.read_content(response)
     draft = UpstreamDraft(response, content=content)
+    memory = await response_body.run_for_size(len(content), functools.partial(estimate_memory, content))
+    await response_body.wait_for_memory(response, memory)
     try:
         body = await response_body.parse_completion(content)
         draft.body = body
@@ -225,6 +228,7 @@ async def _read_stream(
         value_count += line_values
         if value_count > MAX_DRAFT_VALUES:
             raise InvalidResponse(f"the answer has more than {MAX_DRAFT_VALUES:,} JSON values")
+        await response_body.wait_for_memory(response, byte_count + BYTES_PER_VALUE * value_count)
         if chunk is None:
             continue
         draft.calls_tool = _calls_tool(chunk)

@@ -20,6 +20,7 @@ Result = TypeVar("Result")
 _large_text_thread = FairExecutor(1)  # shared by all requests of this process
 MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
 MAX_FREE_BYTES = 1 << 20  # larger responses wait for a place, because clients may read them slowly
+MEMORY_FACTOR = 8  # a parsed response with log-probabilities takes about as many times the memory of its text
 MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
 MAX_RESPONSE_VALUES = 1_000_000
 MAX_INLINE_MESSAGES = 8 << 10  # bytes of a request; to find the question of a larger one takes milliseconds
@@ -88,6 +89,18 @@ async def read_content(response: aiohttp.ClientResponse) -> bytes:
     """
     async with response:
         return b"".join([chunk async for chunk in iter_chunks(response, MAX_CONTENT_BYTES, is_kept=True)])
+
+
+async def wait_for_memory(response: aiohttp.ClientResponse, memory: int) -> None:
+    """Wait for a place among large responses, if a response takes as much memory as one when parsed.
+
+    Args:
+        response: The response.
+        memory: Estimate of the memory for the response and what is parsed from it, in bytes.
+    """
+    wait_for_place = getattr(response, "wait_for_place", None)
+    if memory > MEMORY_FACTOR * MAX_FREE_BYTES and wait_for_place is not None:
+        await wait_for_place(memory // MEMORY_FACTOR)
 
 
 def parse_upstream_json(content: bytes) -> Any:
