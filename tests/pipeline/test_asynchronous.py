@@ -8,16 +8,19 @@ import contextvars
 import math
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from knowgate.errors import BadInput, ServerError
+from knowgate.errors import BadInput, ModelError, ServerError
 from knowgate.gates import load_gate
 from knowgate.models.backend import Backend
 from knowgate.models.fake import FakeModel
 from knowgate.models.openai.model import OpenAIModel
+from knowgate.pipeline import execution
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import batch_async, run_in_model_thread
 from knowgate.types import AnswerEvent, Completion, Passage, TextEvent
@@ -368,3 +371,17 @@ def test_an_answer_cancelled_before_its_turn_is_never_begun():
     assert text == "one"
     assert isinstance(outcome, asyncio.CancelledError)
     assert len(asked) == 1
+
+
+def test_an_answer_that_is_read_too_slowly_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr(execution, "MAX_UNREAD_ITEMS", 5)
+
+    async def read():
+        with ThreadPoolExecutor(1) as workers:
+            stream = execution._iterate_in_one_call(SimpleNamespace(workers=workers), (n for n in range(1_000)))
+            async with aclosing(stream) as items:
+                async for _ in items:
+                    await asyncio.sleep(0.05)
+
+    with pytest.raises(ModelError, match="read too slowly"):
+        asyncio.run(read())

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from knowgate.server import connection_limits
 from knowgate.server.app import EndpointApp
+from knowgate.server.auth.api_keys import add_key
 from knowgate.server.client_connection import ABORT_EXTENSION
 from knowgate.server.connection_limits import REQUESTS_PER_TURN, AddressConnections
 from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_limit
@@ -550,3 +551,16 @@ def test_a_draft_with_many_values_takes_a_place_though_its_text_is_short(serve, 
         assert ask(address, stream=stream).status_code == 200
         assert places.count == 1
         until(lambda: places._free_places == 2)
+
+
+def test_a_login_in_a_trailer_does_not_count(serve, tmp_path):
+    key = add_key(tmp_path / "keys.json", "alice")
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    body = b'{"question": "What?"}'
+    head = b"POST /v1/decide HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
+    login = b"Authorization: Bearer " + key.encode() + b"\r\n"
+    chunks = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
+    for request, status in ((head + b"\r\n" + chunks + login, b"401"), (head + login + b"\r\n" + chunks, b"200")):
+        with connect(address) as connection:
+            connection.sendall(request + b"\r\n")
+            assert read_all(connection).split()[1] == status

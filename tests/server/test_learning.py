@@ -25,8 +25,9 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
-from knowgate.server.learning import answers, audit
-from knowgate.server.learning.answers import StreamText, label_by_feedback
+from knowgate.server.learning import answer_text, answers, audit
+from knowgate.server.learning.answer_text import StreamText
+from knowgate.server.learning.answers import label_by_feedback
 from knowgate.server.learning.arms import ExperimentArm
 from knowgate.server.learning.audit import (
     MAX_PENDING_AUDITS,
@@ -257,9 +258,70 @@ def test_an_audit_compares_with_passages_even_if_the_arbiter_prefers_drafts(serv
     assert wait_for_audits(address, 1)["loss"]["lost"] == 1.0
 
 
+COMPLETE = {"index": 0, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "result"),
+    [
+        ({"message": {"content": None}, "finish_reason": "length"}, "lost"),  # a reasoning LLM that was cut
+        ({"message": {"content": "It is 42."}, "finish_reason": "eos_token"}, "lost"),
+        ({"message": {"content": ""}, "finish_reason": "content_filter"}, "lost"),
+        ({"message": {"tool_calls": [{"id": "1"}]}, "finish_reason": "tool_calls"}, "failed"),
+    ],
+)
+def test_no_skip_escapes_its_audit_by_its_answer(serve, stub, tmp_path, monkeypatch, choice, result, stream):
+    plain, streamed = stub._plain, stub._write_chunk
+
+    async def answer(body):
+        response = await plain(body)
+        changed = {} if "<passages>" in str(body) else {"choices": [{**COMPLETE, **choice}]}
+        return web.json_response({**json.loads(response.body), **changed})
+
+    async def write_chunk(reply, body, fields):
+        delta = {**COMPLETE, **choice, "delta": choice["message"]}
+        await streamed(reply, body, {"choices": [delta]} if fields.get("choices") else fields)
+
+    monkeypatch.setattr(stub, "_plain", answer)
+    monkeypatch.setattr(stub, "_write_chunk", write_chunk)
+    stub.answer = lambda body: "It is Lyon." if "<passages>" in str(body) else "x"
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
+    ask(address, stream=stream)
+    wait_until(lambda: get_arms(address)["a"]["loss"][result] == 1)
+
+
+def test_requests_whose_arbiter_fails_are_audited(serve, stub, tmp_path, monkeypatch):
+    stub.sure, stub.answer = -9.0, lambda body: "I don't know." if "<passages>" in str(body) else SAME
+    monkeypatch.setattr("knowgate.server.upstream.forwarding.choose_answers", lambda *_: 1 / 0)
+    address, _ = serve(gate="logprob:first", options=audit_options(tmp_path))
+    assert ask(address).json()["knowgate"]["degraded"] == ["arbiter"]
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+
+
+def test_waiting_audits_keep_no_more_than_a_part_of_large_requests(serve, stub, tmp_path, monkeypatch):
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    auditor, finish = app.state.service.learner.auditor, threading.Event()
+    auditor.bodies.max_bytes = 1_500_000  # half of it for each key
+
+    async def wait_for_test(*_):
+        while not finish.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(auditor.answerer, "answer_with_passages", wait_for_test)
+    large = [{"role": "system", "content": "x" * 100_000}, {"role": "user", "content": KNOWN}]
+    for _ in range(4):
+        httpx.post(f"{address}/v1/chat/completions", json={"model": "m", "messages": large}, timeout=30)
+    wait_until(lambda: auditor.pending_count == 2)
+    assert 500_000 < auditor.bodies.bytes_by_client.total() <= 750_000
+    assert get_arms(address)["a"]["audits"]["dropped"] == 2
+    finish.set()
+    wait_until(lambda: not auditor.bodies.bytes_by_client)
+
+
 def test_large_responses_are_audited_and_too_large_streams_are_failed_audits(serve, stub, tmp_path, monkeypatch):
     stub.sure, stub.answer = -0.01, lambda body: SAME + " x" * 600_000 * ("large" in str(body))
-    monkeypatch.setattr(answers, "MAX_STREAM_BYTES", 100_000)
+    monkeypatch.setattr(answer_text, "MAX_STREAM_BYTES", 100_000)
     address, _ = serve(gate="never", options=audit_options(tmp_path))
     ask(address, f"{KNOWN} Is it large?")
     assert wait_for_audits(address, 1)["loss"]["drawn"] == 1
@@ -1160,7 +1222,7 @@ def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
     async def run():
         auditor = Auditor(None, None, None, None, None, CallBudget(1_000))
         for owner in ["slow"] * MAX_PENDING_AUDITS + ["other"] * 3:
-            trace, arm = SimpleNamespace(owner=owner), SimpleNamespace(name="a")
+            trace, arm = SimpleNamespace(owner=owner, body_memory=0), SimpleNamespace(name="a")
             auditor.submit(SimpleNamespace(trace=trace, call_count=1, arm=arm))
         async with asyncio.timeout(PATIENCE):
             while len(done) < 3:

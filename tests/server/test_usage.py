@@ -54,6 +54,17 @@ def test_usage_of_a_streamed_draft_is_what_the_upstream_reports_after_it(serve, 
     assert [(item["prompt_tokens"], item["completion_tokens"]) for item in usage] == [(10, 8)]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_price_that_an_upstream_reports_is_summed(serve, stub, monkeypatch, stream):
+    monkeypatch.setattr("tools.stub_upstream.USAGE", {"prompt_tokens": 5, "completion_tokens": 4, "cost": 0.25})
+    stub.sure = -9.0
+    stub.answer = lambda body: "It is Lyon." if "<passages>" in str(body) else " "
+    address, _ = serve(gate="logprob:mean")
+    reply = ask(address, UNKNOWN, stream=stream, stream_options={"include_usage": True})
+    (usage,) = [part["usage"] for part in (events(reply) if stream else [reply.json()]) if part.get("usage")]
+    assert (len(stub.bodies), usage["prompt_tokens"], usage["cost"]) == (2, 10, 0.5)
+
+
 def test_usage_counts_a_draft_without_choices_if_the_search_finds_nothing(serve, stub, monkeypatch):
     plain = stub._plain
 

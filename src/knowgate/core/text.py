@@ -18,6 +18,7 @@ from knowgate.types import Question
 
 ARTICLES = frozenset({"a", "an", "the"})
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+CJK_RUN = re.compile(f"{CJK.pattern}+")
 SPACE_AT_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 CHOICE_LETTERS = "ABCDEFGHIJ"
 MAX_ANSWER_CHARS = 20_000  # what gates and arbiters read of an answer; megabytes would hold up all requests of a server
@@ -267,7 +268,7 @@ def grade_choice(answer: str, question: Question) -> bool:
 
 def estimate_tokens(text: str) -> float:
     """Estimate how many LLM tokens a text has. A Chinese, Japanese or Korean character counts as one."""
-    n_cjk = 0 if text.isascii() else len(CJK.findall(text))
+    n_cjk = 0 if text.isascii() else sum(map(len, CJK_RUN.findall(text)))
     return float(n_cjk + math.ceil((len(text) - n_cjk) / CHARS_PER_TOKEN))
 
 

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 from knowgate.core.stop_flag import check_stop_flag, open_stoppable_context
 from knowgate.core.validation import check_encodable
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, ModelError
 from knowgate.models.backend import allow_interruption
 from knowgate.pipeline.question_state import QuestionState, measure_time
 from knowgate.types import Completion, Model, Prompt, Question, TextEvent, TextStream
+
+MAX_UNREAD_ITEMS = 10_000  # of an answer whose client reads it slowly
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -174,6 +176,8 @@ async def _iterate_in_one_call(model: Model, steps: Generator[Item, None, None])
     def run() -> None:
         with closing(steps):
             for item in steps:
+                if items.qsize() > MAX_UNREAD_ITEMS:
+                    raise ModelError("the answer was read too slowly. Read the stream as it arrives.")
                 loop.call_soon_threadsafe(items.put_nowait, [item])
                 check_stop_flag()
 

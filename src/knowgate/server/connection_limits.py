@@ -95,6 +95,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0  # received since the time limit for headers started
         self._parsed_bytes = 0  # of the URL, headers and trailers of the current request
+        self._has_headers = False  # whether the headers of the current request are complete
         self._request_bytes = 0  # received of the current request
         self._body_bytes = 0  # of the current request, without the sizes of its chunks and the like
         self._chunks = 0  # of the body of the current request; if it is queued, also small ones of earlier requests
@@ -236,6 +237,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         small_chunks = max(0, self._chunks - self._body_bytes // CHUNK_BYTES)
         self._chunks = small_chunks if is_queued else 0
         self._parsed_bytes = self._request_bytes = self._body_bytes = 0
+        self._has_headers = False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -243,11 +245,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header to the current request. Reject a request with too many headers."""
+        """Add a header to the current request. Reject a request with too many headers. Trailers are only counted."""
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError(f"the request has more than {MAX_HEADERS} headers")  # uvicorn answers 400 and closes
         self._count_parsed(len(name) + len(value) + len(": \r\n"))
-        super().on_header(name, value)
+        if not self._has_headers:  # otherwise a trailer could be a login
+            super().on_header(name, value)
 
     def _count_parsed(self, size: int) -> None:
         """Count bytes of headers during parsing. All headers may arrive in one large piece."""
@@ -265,6 +268,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_QUEUED_REQUESTS:
             self._close_after_responses()
             raise ValueError("too many requests are queued on this connection")
+        self._has_headers = True
         super().on_headers_complete()
         self.cycle.transport = HeaderBuffer(self.transport)  # type: ignore[assignment]
         self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}

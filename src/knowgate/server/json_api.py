@@ -176,9 +176,15 @@ def is_large(body: bytes) -> bool:
 
 
 def estimate_memory(body: bytes) -> int:
-    """Return how many bytes a body takes at most together with the object parsed from it."""
+    """Return how many bytes a body takes at most, with the object parsed from it, and the body to forward if it changes."""
     char_bytes = 1 if body.isascii() and b"\\u" not in body else 4  # as many as the widest character of a text needs
-    return len(body) * (1 + char_bytes) + sum(size * body.count(mark) for mark, size in BYTES_PER_VALUE.items())
+    # In the body to forward, other characters than those of ASCII are escaped, and so is DEL.
+    copy_bytes = len(body) * (1 if body.isascii() else 3) + 5 * body.count(b"\x7f")
+    return (
+        len(body) * (1 + char_bytes)
+        + copy_bytes
+        + sum(size * body.count(mark) for mark, size in BYTES_PER_VALUE.items())
+    )
 
 
 def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[str, Any]:

@@ -91,17 +91,20 @@ class BodyBudget:
         self.max_bytes = max(max_bytes, 2 * largest_body)
         self.bytes_by_client: Counter[str] = Counter()
 
+    def has_room(self, client: str, size: int) -> bool:
+        """Return whether a client can reserve this memory."""
+        largest = max(self.max_bytes // 2, size)  # a single body always fits
+        is_client_full = self.bytes_by_client[client] + size > largest
+        is_full = self.bytes_by_client.total() + size > self.max_bytes
+        return size <= 0 or not (is_client_full or is_full)
+
     def reserve(self, client: str, size: int) -> None:
         """Reserve memory for a part of a client's body. Pass a negative size to free it.
 
         Raises:
             ApiError: 429 if the budget, or the client's half of it, is used up.
         """
-        is_client_full = self.bytes_by_client[client] + size > max(
-            self.max_bytes // 2, size
-        )  # a single one always fits
-        is_full = self.bytes_by_client.total() + size > self.max_bytes
-        if size > 0 and (is_client_full or is_full):
+        if not self.has_room(client, size):
             raise ApiError(429, "too many large requests at once. Try again in a second.", "busy", {"retry-after": "1"})
         self.bytes_by_client[client] += size
         if not self.bytes_by_client[client]:

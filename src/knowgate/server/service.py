@@ -259,6 +259,7 @@ class Service:
         size = await run_while_connected(request, run(partial(json_api.estimate_memory, raw_body)))
         client = load_limits.identify_client(request, request.state.key)
         self.parsed_budget.reserve(client, size)
+        trace.body_memory = size
         trace.on_end.append(partial(self.parsed_budget.reserve, client, -size))
         return await run_while_connected(request, run(partial(json_api.parse_json_object, raw_body, max_values)))
 

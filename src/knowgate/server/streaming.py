@@ -260,8 +260,8 @@ def _is_error(line: bytes) -> bool:
 
 
 def has_error(event: bytes) -> bool:
-    """Return whether one of the lines of an event is an error."""
-    return b'"error"' in event and any(map(_is_error, event.splitlines()))
+    """Return whether one of the lines of an event is an error. A large event is none, like a long line."""
+    return len(event) <= LARGE_BODY_BYTES and b'"error"' in event and any(map(_is_error, event.splitlines()))
 
 
 class StreamEnd:

@@ -37,7 +37,7 @@ from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, describe
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarded_request import BackgroundSearch, ForwardedRequest
 from knowgate.server.upstream.forwarding import UpstreamForwarder
-from knowgate.server.upstream.response_body import read_chat
+from knowgate.server.upstream.response_body import MAX_INLINE_MESSAGES, read_chat, run_for_size
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
 # After as many documents, waiting searches run. A reranker in this process may need seconds for long ones on a CPU.
@@ -231,7 +231,10 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
-            forwarder.insert_passages(request, trace.passages, path)
+            size = sum(len(passage.text) for passage in trace.passages)
+            await run_for_size(
+                size, partial(forwarder.insert_passages, request, trace.passages, path), MAX_INLINE_MESSAGES
+            )
         else:
             trace.note_nothing_found()
     return await forwarder.forward(request, path)

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from starlette.background import BackgroundTask
-from starlette.responses import Response
 
 from knowgate.core.text import cut_answer
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
@@ -32,10 +28,8 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.traffic_log import TrafficLog, close_connection
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_pipeline import GuardedStageRunner, TracedQuestion
-from knowgate.server.client_connection import EventStreamResponse
-from knowgate.server.json_api import load_json
+from knowgate.server.learning.answer_text import extract_answer
 from knowgate.server.schemas import DeletionResponse
-from knowgate.server.streaming import parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarded_request import ForwardedRequest
 from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
@@ -44,14 +38,13 @@ from knowgate.types import Passage, Question
 
 log = logging.getLogger(__name__)
 
-COMPLETE_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
+VERDICT_TOKENS = 1_000  # for "yes" or "no", because some LLMs think first
 REMAINS_NOTE = (
     "Another process reads the file of the history, so its write-ahead log still has deleted texts. They are erased within "
     "seconds after it ends. Repeat this request to see whether that has happened."
 )
 UNAVAILABLE_NOTE = "The history is unavailable now, so the question may still be in it. Repeat this request later."
 MAX_INLINE_CHARS = 2_000  # longer answers are compared in a thread
-MAX_STREAM_BYTES = 4 << 20  # longer streams are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = (
     "stream",
@@ -64,96 +57,6 @@ DROPPED_FIELDS = (
     "store",
     "metadata",
 )
-
-
-AnswerCallback = Callable[[str | None, bool], Coroutine[Any, Any, None]]
-running_callbacks: set[asyncio.Future[None]] = set()
-
-
-# --- the text of a response -----------------------------------------------------------------------
-
-
-@dataclass
-class StreamText:
-    """Collector for the text of a streamed answer. It works for the APIs of chats, completions and responses."""
-
-    pieces: list[str] = field(default_factory=list)
-    is_complete: bool = False
-    _has_several_answers: bool = False  # for a request with n > 1
-    _incomplete_line: bytes = b""
-    _byte_count: int = 0
-
-    def feed(self, data: bytes) -> None:
-        """Add the text in the next bytes of the stream. The bytes may end within a line."""
-        self._byte_count += len(data)
-        if self.is_too_large:
-            return
-        *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
-        for line in lines:
-            self._add_chunk(parse_event_data(line) or {})
-
-    def _add_chunk(self, chunk: dict[str, Any]) -> None:
-        """Add the text of one chunk of a chat, a completion or the Responses API."""
-        choice = _get_only_choice(chunk)
-        self._has_several_answers |= bool(choice.get("index")) or (bool(chunk.get("choices")) and not choice)
-        event_type = chunk.get("type")
-        if event_type == "response.output_text.delta":  # the Responses API
-            text = _as_text(chunk.get("delta"))
-        else:  # a chat has a "delta", a completion has a "text"
-            text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
-        if text:
-            self.pieces.append(text)
-        is_last_event = event_type in ("response.completed", "response.incomplete")
-        is_last_chunk = choice.get("finish_reason") in COMPLETE_REASONS
-        if is_last_event or is_last_chunk:
-            self.is_complete = True
-
-    @property
-    def is_too_large(self) -> bool:
-        """Whether the stream has more than MAX_STREAM_BYTES."""
-        return self._byte_count > MAX_STREAM_BYTES
-
-    @property
-    def text(self) -> str | None:
-        """The text of the answer, or None if the stream has several answers or ended before the answer was complete."""
-        return "".join(self.pieces) if self.is_complete and not self._has_several_answers else None
-
-
-def capture_answer(response: Response, callback: AnswerCallback) -> None:
-    """Call a function with the answer of a response, after the response was sent.
-
-    Args:
-        response: The response, which is changed in place.
-        callback: Function that gets the text of the answer, or None if the answer is incomplete or has no text; and whether
-            it is too large to be read.
-    """
-    if not isinstance(response, EventStreamResponse):
-        response.background = BackgroundTask(_call_with_answer, response, callback)
-        return
-    stream_text = StreamText()
-    response.events = _copy_stream(response.events, stream_text)
-    original_on_close = response.on_close
-
-    def close() -> None:
-        original_on_close()
-        task = asyncio.ensure_future(callback(stream_text.text, stream_text.is_too_large))
-        running_callbacks.add(task)  # asyncio itself keeps no reference
-        task.add_done_callback(running_callbacks.discard)
-
-    response.on_close = close
-
-
-async def _call_with_answer(response: Response, callback: AnswerCallback) -> None:
-    """Call a function with the answer in a response that is not streamed. Runs as a background task."""
-    await callback(await run_for_size(len(response.body), lambda: extract_answer(response)), False)
-
-
-async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream unchanged, and add their text to `copy`."""
-    async with aclosing(events):
-        async for event in events:
-            copy.feed(event)
-            yield event
 
 
 def get_full_draft(trace: RequestTrace) -> str | None:
@@ -179,7 +82,7 @@ async def prepare_answers(
 
     def prepare() -> tuple[str | None, str | None, KnowledgeLabel | None]:
         first, second = cut_optional_answer(closed), cut_optional_answer(opened)
-        return first, second, None if first is None or second is None else label_by_agreement(first, second)
+        return first, second, label_by_agreement(first, second) if first and second else None
 
     return await run_for_size(len(closed or "") + len(opened or ""), prepare, MAX_INLINE_CHARS)
 
@@ -187,56 +90,6 @@ async def prepare_answers(
 def cut_optional_answer(answer: str | None) -> str | None:
     """Return the beginning of an answer, as far as answers are compared and stored. None stays None."""
     return None if answer is None else cut_answer(answer)
-
-
-def extract_answer(response: Response) -> str | None:
-    """Return the answer text of a response that is not streamed, or None. A tool call has no text."""
-    if response.status_code != 200:
-        return None
-    try:
-        body = load_json(bytes(response.body))
-    except (ValueError, RecursionError):
-        return None
-    choice = _get_only_choice(body)
-    if choice.get("finish_reason") in COMPLETE_REASONS:  # a chat has a "message", a completion has a "text"
-        return _get_content(choice.get("message")) or _as_text(choice.get("text")) or None
-    return _extract_response_text(body) or None  # the Responses API has no choices
-
-
-def _get_only_choice(body: Any) -> Mapping[str, Any]:
-    """Return the only choice of a completion. Return {} for none or several."""
-    choices = body.get("choices") if isinstance(body, dict) else None
-    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    return first if isinstance(first, dict) else {}
-
-
-def _get_content(message: Any) -> str:
-    """Return the text of a chat message, or "" if it has none."""
-    return _as_text(message.get("content")) if isinstance(message, dict) else ""
-
-
-def _as_text(value: Any) -> str:
-    """Return a string as it is, and "" for every other value."""
-    return value if isinstance(value, str) else ""
-
-
-def _extract_response_text(body: Any) -> str:
-    """Return the text of a Responses API message, ignoring its reasoning.
-
-    Return "" for other outputs, such as tool calls.
-    """
-    if not isinstance(body, dict) or body.get("status") not in ("completed", "incomplete"):
-        return ""
-    outputs = [output for output in _list_objects(body.get("output")) if output.get("type") != "reasoning"]
-    if len(outputs) != 1 or outputs[0].get("type") != "message":
-        return ""
-    parts = _list_objects(outputs[0].get("content"))
-    return "".join(_as_text(part.get("text")) for part in parts if part.get("type") == "output_text")
-
-
-def _list_objects(value: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects in a list. Returns no objects if the value is not a list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 # --- the answer that was not given ----------------------------------------------------------------
@@ -296,7 +149,12 @@ class CounterfactualAnswerer:
         language = detect_language(question)
         prompt = templates.fill("same", language, question=question, first=closed_answer, second=open_answer)
         fields = {name: request.body[name] for name in ("model", "user") if name in request.body}
-        body = {**fields, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
+        body = {
+            **fields,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": VERDICT_TOKENS,
+            "temperature": 0,
+        }
         async with asyncio.timeout(self.timeout):
             reply = await self._answer_upstream(self.forwarder, ClientRequest(body, request.headers), ())
         is_same = parse_verdict(reply or "")
@@ -335,7 +193,8 @@ class CounterfactualAnswerer:
             if passages:
                 forwarder.insert_passages(forwarded, passages, request.path)
             response = await forwarder.forward(forwarded, request.path)
-            return await run_for_size(len(response.body), lambda: extract_answer(response))
+            text, _ = await run_for_size(len(response.body), lambda: extract_answer(response))
+            return text or None
         finally:
             forwarded.trace.end()
 

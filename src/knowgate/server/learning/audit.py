@@ -23,7 +23,7 @@ from knowgate.server.learning.answers import (
 )
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.loss_monitor import LossMonitor
-from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget, get_reason
+from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, BodyBudget, CallBudget, get_reason
 from knowgate.server.telemetry.decision_log import READ_SECONDS, DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # interval at which the audits of other server processes are read
 MAX_POLL_WAIT_SECONDS = 0.25  # a request does not wait longer for them, so that a hanging database does not block it
 MAX_PENDING_AUDITS = 64  # if as many audits of an API key are waiting, none of its requests is sampled
+MAX_AUDIT_BYTES = 256 << 20  # memory of the large requests that wait for audits
 LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
 AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
 INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -190,6 +191,7 @@ class Auditor:
         asks_llm: Whether the LLM compares two answers whose words differ.
         on_result: Called with the name of the arm and the result of an audit: "loss", "label", "failed" or "dropped".
         pending_count: Number of audits that were submitted and have not ended.
+        bodies: Memory of the large requests that are audited.
     """
 
     experiment: Experiment
@@ -201,6 +203,7 @@ class Auditor:
     asks_llm: bool = False
     on_result: Callable[[str, str], None] = lambda arm, result: None
     pending_count: int = 0
+    bodies: BodyBudget = field(default_factory=lambda: BodyBudget(MAX_AUDIT_BYTES, 0))
     # Each API key has a queue and a task of its own, so that slow audits of one key do not delay those of others.
     _queues: dict[str, asyncio.Queue[AuditJob]] = field(default_factory=dict)
     _workers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -222,7 +225,7 @@ class Auditor:
         self._is_stopped = True
         for queue in self._queues.values():
             while not queue.empty():
-                self.release(queue.get_nowait().trace.owner)
+                self.release(queue.get_nowait().trace)
         tasks = list(self._workers.values())
         if self._poll_task is not None:
             tasks.append(self._poll_task)
@@ -244,34 +247,33 @@ class Auditor:
         """Why audits pause for lack of budget, or "" if they do not."""
         return self.budget.describe_pause(self.calls_per_audit)
 
-    def reserve(self, owner: str, arm_name: str) -> bool:
-        """Reserve the LLM calls for an audit, and return whether this succeeded. Then call `submit` or `release`.
-
-        Args:
-            owner: Name of the API key of the request. Each key has its own queue.
-            arm_name: Name of the arm that decided. If the queue is full, a dropped audit is counted for this arm.
-        """
+    def reserve(self, trace: RequestTrace) -> bool:
+        """Reserve LLM calls and memory for an audit, and return whether this succeeded. Then call `submit` or `release`."""
         if self.store is None:
             return False
-        if self._get_queue(owner).full():
-            self.on_result(arm_name, "dropped")
+        if self._get_queue(trace.owner).full() or not self.bodies.has_room(trace.owner, trace.body_memory):
+            self.on_result(trace.arm, "dropped")
             return False
-        return self.budget.reserve(owner, self.calls_per_audit)
+        if not self.budget.reserve(trace.owner, self.calls_per_audit):
+            return False
+        self.bodies.reserve(trace.owner, trace.body_memory)
+        return True
 
     def _get_queue(self, owner: str) -> asyncio.Queue[AuditJob]:
         """Return the queue of audits of an API key."""
         return self._queues.setdefault(owner, asyncio.Queue(MAX_PENDING_AUDITS))
 
-    def release(self, owner: str) -> None:
-        """Give back the calls for an audit that does not take place."""
-        self.budget.release(owner, self.calls_per_audit)
+    def release(self, trace: RequestTrace, call_count: int = 0) -> None:
+        """Give back the memory of an audit that has ended or does not take place, and the calls that it did not make."""
+        self.budget.release(trace.owner, self.calls_per_audit - call_count)
+        self.bodies.reserve(trace.owner, -trace.body_memory)
 
     def submit(self, job: AuditJob) -> None:
         """Queue an audit, and return at once. It is dropped if the queue is full, or after `stop`."""
         queue = self._get_queue(job.trace.owner)
         if self._is_stopped or queue.full():
             self.on_result(job.arm.name, "dropped")
-            self.release(job.trace.owner)  # the calls that were reserved for this audit
+            self.release(job.trace)
             return
         if job.trace.owner not in self._workers:
             self._workers[job.trace.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
@@ -290,7 +292,7 @@ class Auditor:
                 log.warning("An audit failed: %s", reason)
                 await self._store_failure(job)
             finally:  # also if the task is canceled
-                self.budget.release(job.trace.owner, self.calls_per_audit - job.call_count)
+                self.release(job.trace, job.call_count)
                 self.pending_count -= 1
 
     async def _audit(self, job: AuditJob) -> None:
@@ -318,7 +320,7 @@ class Auditor:
         """Return whether a request that was answered with passages can give a label."""
         stores_labels = self.labeler.history is not None and job.trace.shares_labels
         # A missing answer without passages is generated only for a label that is stored.
-        return job.open_answer is not None and (job.closed_answer is not None or stores_labels)
+        return bool(job.open_answer) and (job.closed_answer is not None or stores_labels)
 
     async def _store_label(self, job: AuditJob, label: KnowledgeLabel) -> None:
         """Add a new label to the history, unless the decision was deleted meanwhile."""

@@ -7,7 +7,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,10 +30,10 @@ from knowgate.pipeline.traffic_log import CLOSE_SECONDS
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_options import describe_staleness
 from knowgate.server.json_api import ApiError, make_unknown_decision_error
+from knowgate.server.learning.answer_text import capture_answer
 from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
     HistoryLabeler,
-    capture_answer,
     get_full_draft,
     label_by_feedback,
     prepare_answers,
@@ -101,33 +101,33 @@ class TrafficLearner:
     def _draw_for_audit(self, trace: RequestTrace) -> bool:
         """Decide at random whether to audit a request. The choice precedes the answer, to avoid bias."""
         assert trace.decision is not None
-        # During an alarm, the server always retrieves. The gate still decides, so "alarm" does not count as a failure.
-        failures = set(trace.degraded) - {"alarm"}
+        # During an alarm, the server always retrieves, but the gate still decides. If the arbiter fails, it has decided.
+        failures = set(trace.degraded) - {"alarm", "arbiter"}
         is_gate_decision = not trace.decision.rule and not failures
         is_drawn = is_gate_decision and self.random.random() < self.audit_share
-        return is_drawn and self.auditor.reserve(trace.owner, trace.arm)
+        return is_drawn and self.auditor.reserve(trace)
 
     async def _handle_answer(
-        self, trace: RequestTrace, sampled_arm: ExperimentArm | None, text: str | None, is_too_large: bool
+        self, trace: RequestTrace, sampled_arm: ExperimentArm | None, text: str | None, is_unreadable: bool
     ) -> None:
         """Process a sent answer: show it on the dashboard, label its question, start an audit.
 
         Args:
             trace: Record of the request.
             sampled_arm: Gate (arm of the A/B test) for which the request is audited, or None if it is not audited.
-            text: Text of the answer. Nothing happens if it is incomplete (None), unless it is too large.
-            is_too_large: Whether the text is too large to be read. Then an audit fails.
+            text: Text of the answer. If it is None, nothing happens, unless the answer is unreadable.
+            is_unreadable: Whether the answer is too large, or no text. Then the audit of a skipped search fails.
         """
-        is_missing = text is None and not is_too_large
+        is_missing = text is None and not is_unreadable
         if is_missing or trace.decision is None or trace.client_request is None or trace.question is None:
             if sampled_arm is not None:
-                self.auditor.release(trace.owner)  # the calls that `_draw_for_audit` has reserved
+                self.auditor.release(trace)  # what `_draw_for_audit` has reserved
             return
         closed_answer: str | None = text
         open_answer = None
         if trace.passages:
-            closed_answer = get_full_draft(trace)
             # If an arbiter chose between two answers, the client may have got the draft instead of the open answer.
+            closed_answer = get_full_draft(trace) if trace.choice is None else trace.choice.closed
             open_answer = text if trace.choice is None else trace.choice.open
         # Many answers are held in memory, so only what is compared of them is kept.
         was_kept = self.recent.find(trace.id) is not None
@@ -140,7 +140,10 @@ class TrafficLearner:
             self.labeler.add(trace.question, label, LabelSource.AGREEMENT)
         if sampled_arm is not None:
             request, question = trace.client_request, trace.question
-            self.auditor.submit(AuditJob(trace, request, question, sampled_arm, closed_answer, open_answer))
+            choice = trace.choice and replace(trace.choice, closed=closed_answer or "", open=open_answer or "")
+            # A waiting audit must not keep a large draft in memory.
+            audited = replace(trace, draft=None, choice=choice, on_end=[])
+            self.auditor.submit(AuditJob(audited, request, question, sampled_arm, closed_answer, open_answer))
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
         """Label a question as known or unknown to the LLM, by user feedback. Follow-up questions are not labeled.

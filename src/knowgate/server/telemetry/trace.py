@@ -37,13 +37,14 @@ from knowgate.types import (
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens that an LLM read and generated."""
+    """Tokens that an LLM read and generated, and their price, if the upstream reports it, as OpenRouter does."""
 
     prompt: int = 0
     completion: int = 0
+    cost: float = 0.0
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        return TokenUsage(self.prompt + other.prompt, self.completion + other.completion)
+        return TokenUsage(self.prompt + other.prompt, self.completion + other.completion, self.cost + other.cost)
 
     def to_json(self) -> dict[str, int]:
         """Return the field `usage` of a chat completion."""
@@ -69,6 +70,14 @@ class TokenUsage:
         for name, amount in amounts.items():
             if is_token_count(usage.get(name)):
                 usage[name] += amount
+        if self.cost and "cost" in usage:
+            usage["cost"] = get_cost(usage) + self.cost
+
+
+def get_cost(usage: Mapping[str, Any]) -> float:
+    """Return the price in the field `usage` of a response, and 0 if there is none."""
+    cost = usage.get("cost")
+    return float(cost) if isinstance(cost, int | float) and 0 <= cost <= MAX_TOKENS else 0.0
 
 
 def is_token_count(value: object) -> TypeGuard[int]:
@@ -136,6 +145,7 @@ class RequestTrace:
         model_name: Name of the LLM that answers.
         other_model: The same, if it is not the LLM of this server; otherwise "".
         ignored_fields: Request fields that a model in this process ignores.
+        body_memory: Estimated memory of the body of the request, in bytes, if it is large.
         extra_usage: Tokens of calls to the LLM whose answers are not sent, such as a discarded draft.
         draft_usage: Tokens of the draft, if there was a search after it or the gate alone read it.
         milliseconds: Duration of each stage.
@@ -168,6 +178,7 @@ class RequestTrace:
     model_name: str = ""
     other_model: str = ""
     ignored_fields: tuple[str, ...] = ()
+    body_memory: int = 0
     extra_usage: TokenUsage = field(default_factory=TokenUsage)
     draft_usage: TokenUsage = field(default_factory=TokenUsage)
     milliseconds: dict[str, float] = field(default_factory=dict)

@@ -30,6 +30,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import InvalidResponse
+from knowgate.server.upstream import response_body
 from knowgate.server.upstream.response_body import parse_upstream_json, read_content, run_for_size
 
 FORWARDED_RESPONSE_HEADERS = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")
@@ -40,6 +41,7 @@ MAX_ACCOUNTS = 1_000  # accounts of the upstream for which a default model is ca
 MAX_STATUS = 599
 MIN_SECRET_CHARS = 8  # shorter ones, such as EMPTY for a server without keys, are no secrets
 NO_LIST_STATUSES = (404, 405, 501)  # of a server that has no list of models
+MAX_LIST_BYTES, MAX_LIST_VALUES, MAX_MODEL_CHARS = 4 << 20, 100_000, 1_000  # of a list of models, and of a name in it
 MAX_INTERIM_RESPONSES = 100
 # Headers, chunk sizes, chunk extensions and trailers may be this much larger than half of the body. A chunk of one byte has
 # five bytes of them, and takes as long to parse as a large chunk.
@@ -263,7 +265,7 @@ class UpstreamClient:
         try:
             async with asyncio.timeout(min(PROBE_SECONDS, self._first_byte_timeout)):
                 with suppress(InvalidResponse):  # the upstream works, even if its response is too large
-                    await read_content(await self._request("GET", "/models", None, headers))
+                    await read_content(await self._request("GET", "/models", None, headers), MAX_LIST_BYTES)
             self.breaker.record_success()
         except (ClientError, OSError):
             self.breaker.trip()
@@ -303,9 +305,9 @@ class UpstreamClient:
         """
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         try:
-            content = await read_content(response)
+            content = await read_content(response, MAX_LIST_BYTES)
             self.breaker.record_success()
-            parsed = await run_for_size(len(content), lambda: parse_upstream_json(content))
+            parsed = await run_for_size(len(content), lambda: parse_upstream_json(content, MAX_LIST_VALUES))
             models = parsed["data"]
         except (InvalidResponse, KeyError, TypeError, ClientError):
             models = None
@@ -345,7 +347,7 @@ class UpstreamClient:
         if name:  # requests that arrive meanwhile use the old name
             self._default_models[account] = (name, time.monotonic() + DEFAULT_MODEL_SECONDS)
         names = [model.get("id") for model in await self.list_models(headers)]
-        if not names or not isinstance(names[0], str):
+        if not names or not isinstance(names[0], str) or len(names[0]) > MAX_MODEL_CHARS:
             advice = "Set the field `model` of the request, or `upstream_model` on the server."
             raise ApiError(404, f"the upstream lists no models. {advice}", "model_not_found")
         if len(self._default_models) == MAX_ACCOUNTS:
@@ -420,6 +422,8 @@ async def forward_stream(
             if annotator is not None and line.startswith(b"data:"):
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
+            # An event is in memory several times while its client reads it slowly.
+            await response_body.wait_for_memory(response, response_body.MEMORY_FACTOR * max(size, len(line)))
             if line == b"\n":  # a blank line ends an event
                 upstream.breaker.record_success()
                 yield b"".join(event)

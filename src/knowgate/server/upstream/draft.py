@@ -40,7 +40,7 @@ from knowgate.server.streaming import (
     parse_event_data,
     read_event_lines,
 )
-from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, is_token_count
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, get_cost, is_token_count
 from knowgate.server.upstream import response_body
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
@@ -48,7 +48,7 @@ TOOL_FIELDS = ("tool_calls", "function_call")  # of a message that calls a tool;
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 MAX_DRAFT_VALUES = 2_000_000  # maximum number of JSON values of the part that is read as a draft
-BYTES_PER_VALUE = 200  # of memory, for a JSON value of a draft
+BYTES_PER_VALUE, BYTES_PER_LINE = 200, 64  # of memory, for a JSON value or a line of a draft
 CHECK_SPACING_DIVISOR = 200  # a text of 400 pieces is checked at every second piece, one of 600 at every third piece
 MAX_BEGINNING_CHARS = 2_000  # of a streamed answer that an arbiter reads to accept its beginning
 PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
@@ -195,8 +195,7 @@ async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> Ups
 async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
     """Read a streamed answer until `is_enough` accepts its beginning, or to the end."""
     beginning = ""
-    piece_count = 0  # number of pieces of text in `beginning`
-    next_check = 0  # number of pieces of text at which `is_enough` is called next
+    piece_count = next_check = 0  # pieces of text in `beginning`, and those at which `is_enough` is called next
 
     def is_done(answer: StreamedResponse) -> bool:
         """Return whether `is_enough` accepts the text so far. Long texts are checked more rarely, to save time."""
@@ -228,7 +227,8 @@ async def _read_stream(
         value_count += line_values
         if value_count > MAX_DRAFT_VALUES:
             raise InvalidResponse(f"the answer has more than {MAX_DRAFT_VALUES:,} JSON values")
-        await response_body.wait_for_memory(response, byte_count + BYTES_PER_VALUE * value_count)
+        line_memory = byte_count + BYTES_PER_LINE * len(draft.lines)
+        await response_body.wait_for_memory(response, line_memory + BYTES_PER_VALUE * value_count)
         if chunk is None:
             continue
         draft.calls_tool = _calls_tool(chunk)
@@ -411,7 +411,7 @@ def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsag
     if not is_token_count(completion_tokens):
         text = draft.completion.text if draft.completion is not None else ""
         completion_tokens = round(estimate_tokens(text))
-    return TokenUsage(prompt_tokens, completion_tokens)
+    return TokenUsage(prompt_tokens, completion_tokens, get_cost(usage))
 
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:

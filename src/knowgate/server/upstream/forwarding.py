@@ -38,7 +38,14 @@ from knowgate.server.upstream.client import (
 )
 from knowgate.server.upstream.draft import UpstreamDraft
 from knowgate.server.upstream.forwarded_request import BackgroundSearch, ForwardedRequest
-from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_chat, read_content, run_for_size
+from knowgate.server.upstream.response_body import (
+    MAX_INLINE_MESSAGES,
+    iter_chunks,
+    parse_completion,
+    read_chat,
+    read_content,
+    run_for_size,
+)
 from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
@@ -206,7 +213,8 @@ class UpstreamForwarder:
 
     async def _answer_with_passages(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
         """Answer the request with its passages. The arbiter (it picks an answer) needs a complete draft."""
-        self.insert_passages(request, request.trace.passages)
+        size = sum(len(passage.text) for passage in request.trace.passages)
+        await run_for_size(size, partial(self.insert_passages, request, request.trace.passages), MAX_INLINE_MESSAGES)
         if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
         if not request.draft.is_complete:

@@ -81,14 +81,14 @@ class Decompressor:
             raise InvalidResponse("the compressed body is invalid") from None
 
 
-async def read_content(response: aiohttp.ClientResponse) -> bytes:
+async def read_content(response: aiohttp.ClientResponse, max_bytes: int = MAX_CONTENT_BYTES) -> bytes:
     """Read the whole body of a response, and close the response.
 
     Raises:
-        InvalidResponse: The body is larger than MAX_CONTENT_BYTES.
+        InvalidResponse: The body is larger than `max_bytes`.
     """
     async with response:
-        return b"".join([chunk async for chunk in iter_chunks(response, MAX_CONTENT_BYTES, is_kept=True)])
+        return b"".join([chunk async for chunk in iter_chunks(response, max_bytes, is_kept=True)])
 
 
 async def wait_for_memory(response: aiohttp.ClientResponse, memory: int) -> None:
@@ -103,14 +103,14 @@ async def wait_for_memory(response: aiohttp.ClientResponse, memory: int) -> None
         await wait_for_place(memory // MEMORY_FACTOR)
 
 
-def parse_upstream_json(content: bytes) -> Any:
+def parse_upstream_json(content: bytes, max_values: int = MAX_RESPONSE_VALUES) -> Any:
     """Parse JSON of the upstream, which may contain NaN.
 
     Raises:
         InvalidResponse: The text is not valid JSON, has too many values, or is nested too deeply.
     """
-    if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
-        raise InvalidResponse(f"the body of the reply has more than {MAX_RESPONSE_VALUES:,} JSON values")
+    if count_json_values(content, max_values) > max_values:
+        raise InvalidResponse(f"the body of the reply has more than {max_values:,} JSON values")
     try:
         # Other encodings of JSON are rejected, because the object `knowgate` is inserted into the bytes as UTF-8.
         text = content.decode("utf-8-sig", "surrogatepass")
