@@ -173,10 +173,12 @@ async def _iterate_in_one_call(model: Model, steps: Generator[Item, None, None])
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[list[Item]] = asyncio.Queue()
 
+    n_read = 0
+
     def run() -> None:
         with closing(steps):
-            for item in steps:
-                if items.qsize() > MAX_UNREAD_ITEMS:
+            for number, item in enumerate(steps):
+                if number - n_read > MAX_UNREAD_ITEMS:
                     raise ModelError("the answer was read too slowly. Read the stream as it arrives.")
                 loop.call_soon_threadsafe(items.put_nowait, [item])
                 check_stop_flag()
@@ -187,6 +189,7 @@ async def _iterate_in_one_call(model: Model, steps: Generator[Item, None, None])
         try:
             while taken := await items.get():
                 yield taken[0]
+                n_read += 1
             await running
         finally:
             running.cancel()
