@@ -396,7 +396,7 @@ def check_that_decisions_are_written_during_a_long_deletion(location, delete, mo
     monkeypatch.setattr(decision_log, "DELETION_BATCH", 2)
     monkeypatch.setattr(decision_log, "delete_rows", delete_batch)
     delete(log)
-    wait_until(lambda: len(are_written) == 3)
+    wait_until(lambda: len(commits) == 3 and commits[-1].done())
     rows = log.run_blocking(lambda store: store.fetch_rows("SELECT id FROM decisions ORDER BY id"))
     log.close()
     assert are_written == [[], [True], [True, True]]
