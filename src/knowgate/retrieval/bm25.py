@@ -231,7 +231,7 @@ class Bm25Retriever:
         return NearestHits(rows, scores[rows]).top(k)
 
     def _compute_scores(self, terms: Sequence[int]) -> NDArray[np.float32]:
-        """Return the score of each passage. Unlike bm25s, read the scores of a repeated term only once."""
+        """Return the score of each passage. A term that the query repeats is looked up only once; bm25s repeats the lookup."""
         matrix = self._matrix.scores
         data, indices, offsets = matrix["data"], matrix["indices"], matrix["indptr"]
         scores = np.zeros(matrix["num_docs"], dtype=np.float32)

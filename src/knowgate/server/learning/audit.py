@@ -109,7 +109,7 @@ class AuditStore:
         return await self._decisions.run(insert)
 
     async def check(self) -> None:
-        """Raise ApiError 503 if the decision log does not respond in time, before a client waits for a write."""
+        """Read from the decision log. If it does not respond in time, raise an ApiError with status 503."""
         await self._decisions.run(lambda store: store.fetch_rows("SELECT 1"), READ_SECONDS)
 
     async def is_deleted(self, decision: str) -> bool:

@@ -199,7 +199,7 @@ class RequestTrace:
             self.shares_labels = False
 
     def end(self) -> None:
-        """Call the functions `on_end`. The request has ended."""
+        """Call the functions in `on_end`. Call this once, when the request has ended."""
         functions, self.on_end = self.on_end, []  # they refer to this trace, so its memory could not be freed at once
         for function in functions:
             function()
