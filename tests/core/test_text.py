@@ -347,3 +347,10 @@ def test_every_combining_mark_counts_in_a_long_run():
     marks = [chr(code) for code in range(0x3000) if unicodedata.combining(unicodedata.normalize("NFKD", chr(code))[0])]
     for mark in [*marks, "\uff9e", "\uff9f"]:
         assert len(normalize_unicode("a" + mark * 40, "NFKD")) < len(unicodedata.normalize("NFKD", "a" + mark * 40))
+
+
+def test_tokens_of_long_texts_are_estimated_from_their_beginning_in_little_time():
+    start = time.thread_time()
+    estimate = estimate_tokens("\N{CJK UNIFIED IDEOGRAPH-4E2D}a" * 4_000_000)
+    assert time.thread_time() - start < 0.5
+    assert estimate == pytest.approx(5_000_000, rel=0.001)

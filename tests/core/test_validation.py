@@ -1,11 +1,12 @@
 """Values in error messages, and files that are no files."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
 
-from knowgate.core.validation import check_regular_file, format_value, parse_retry_after
+from knowgate.core.validation import check_regular_file, format_value, parse_json, parse_retry_after
 from knowgate.errors import BadInput
 
 
@@ -42,3 +43,10 @@ def test_a_retry_date_becomes_seconds_from_now():
     assert parse_retry_after("Fri, 31 Dec 1999 23:59:59 GMT") == 0.0
     assert parse_retry_after("Fri, 31 Dec 9999 23:59:59 GMT") > 1e10
     assert parse_retry_after("Fri, 31 Dec 2027 23:59:59 -99999999999999") is None
+
+
+def test_lone_surrogates_of_long_texts_are_replaced():
+    value = "x" * 65_530 + "\ud800" * 100_000
+    assert parse_json(json.dumps({value: [value]}), "the reply", replace_surrogates=True) == {
+        value.replace("\ud800", "\ufffd"): [value.replace("\ud800", "\ufffd")]
+    }

@@ -143,6 +143,15 @@ def test_the_risk_has_an_interval_if_enough_answers_are_known():
     assert 0 < result.risk.low < 0.25 < result.risk.high < 1
 
 
+def test_failed_audits_may_have_found_kept_or_lost_answers():
+    audited = [event(0.2, False, number < 10) for number in range(120)]
+    failed = [event(0.2, False, audit_failed=True)] * 30
+    risk = line(audited + failed, 0.5).risk
+    assert risk.value == pytest.approx(10 / 120)
+    assert risk.low == estimate_proportion([True] * 10 + [False] * 140).low
+    assert risk.high == estimate_proportion([True] * 40 + [False] * 110).high
+
+
 def test_the_risk_is_unknown_if_few_answers_are_known():
     result = line([event(0.2, False, False)] * 99, 0.5)
     assert (result.known, result.has_evidence, result.risk.value) == (99, False, None)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -57,6 +58,24 @@ def test_a_shutdown_can_cancel_calls_that_wait(busy):
     executor.shutdown(wait=False, cancel_futures=True)
     release.set()
     assert call.cancelled()
+
+
+def test_a_canceled_call_that_waits_keeps_no_memory(busy):
+    executor, release = busy
+
+    class Body(bytearray):
+        """A large request."""
+
+    body = Body(10)
+    reference = weakref.ref(body)
+    call = submit(executor, "a", len, body)
+    following = submit(executor, "a", int, "7")
+    del body
+    assert reference() is not None
+    call.cancel()
+    assert reference() is None
+    release.set()
+    assert following.result(30) == 7
 
 
 def test_a_client_that_is_being_served_comes_after_one_that_arrives_meanwhile():

@@ -64,6 +64,11 @@ def test_what_makes_no_sense_is_replaced_by_both_questions(says):
     assert rewrite_follow_up(Rewriter(says), BEFORE, "When was she born?") == "Who wrote Emma? When was she born?"
 
 
+def test_a_rewrite_without_end_is_replaced_by_both_questions():
+    says = "When was Jane Austen born" + " born" * 10_000 + "?"
+    assert rewrite_follow_up(Rewriter(says), BEFORE, "When was she born?") == "Who wrote Emma? When was she born?"
+
+
 @pytest.mark.parametrize(
     ("error", "rewritten"),
     [

@@ -234,6 +234,21 @@ def test_a_reached_cap_of_web_searches_opens_no_breaker_and_cached_questions_are
     assert search("Who wrote Emma?") == (["retriever"], 0)
 
 
+@pytest.mark.usefixtures("web_cache")
+def test_a_reranker_that_fails_after_a_cached_search_leads_to_a_degraded_reply(serve):
+    result = {"url": "https://bala.example/", "title": "Canteen", "content": "Mira runs it."}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"results": [result]}))
+    web = WebRetriever("searxng", "http://searx.example", WebOptions(), transport)
+    failing = httpx.MockTransport(lambda request: httpx.Response(500))
+    reranker = RemoteReranker("big@http://rerank.example", transport=failing)
+    address, _ = serve(
+        gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web, 10.0), reranker=reranker)
+    )
+    for _ in range(2):
+        reply = ask(address, "Who runs the canteen?")
+        assert (reply.status_code, reply.json()["knowgate"]["degraded"]) == (200, ["retriever"])
+
+
 def reject_nonsense(status):
     """Return an HTTP transport of a search and rerank server that rejects questions with the word nonsense."""
 

@@ -235,7 +235,7 @@ def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, pa
     page.wait("document.querySelector('#recent details')")
     text = page.text
     assert "What skipping costs" in text
-    assert "Audits: 1 of 1 answers (100.0 %) would have been different" in text
+    assert "Audits: following the gate changes 1 of 1 answers (100.0 %)" in text
     assert HOSTILE in text
     assert page.run("document.querySelectorAll('#recent img, #recent b').length") == 0
     assert "answers differ" in text

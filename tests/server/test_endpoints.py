@@ -10,8 +10,10 @@ import pytest
 
 import knowgate as kg
 from knowgate.server.app import create_app
+from knowgate.server.chat import decisions
 from knowgate.server.chat.decisions import MAX_DOCUMENT_CHARS
 from knowgate.server.endpoints import ENDPOINTS
+from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.metrics import SharedCall
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -326,3 +328,19 @@ def test_many_requests_for_the_models_ask_the_upstream_few_times(serve, monkeypa
     assert {reply.status_code for reply in replies} == {200}
     assert len(counts) < len(replies)
     assert len({reply.content for reply in replies}) <= len(counts)
+
+
+def test_a_list_of_questions_that_fails_midway_is_not_logged(serve, tmp_path, monkeypatch):
+    address, _ = serve(upstream=False, gate="prompt", options={"decisions": str(tmp_path / "d.db")})
+    decide, calls = decisions._decide_question, []
+
+    async def fail_at_second(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise ApiError(502, "the LLM failed", "model_failed")
+        return await decide(*arguments)
+
+    monkeypatch.setattr(decisions, "_decide_question", fail_at_second)
+    reply = httpx.post(f"{address}/v1/decide", json={"questions": [KNOWN, UNKNOWN]}, timeout=30)
+    assert (reply.status_code, len(calls)) == (502, 2)
+    assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["decided"] == 0

@@ -17,7 +17,7 @@ from aiohttp import web
 
 import knowgate as kg
 from knowgate import AdaptiveRAG, load_gate
-from knowgate.core.text import MAX_ANSWER_CHARS
+from knowgate.core.text import MAX_ANSWER_CHARS, cut_answer
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import answers_differ
@@ -686,6 +686,20 @@ def test_shadow_mode_applies_to_completions(serve):
     assert (record["retrieve"], record["mode"]) == (True, "shadow")
 
 
+@pytest.mark.parametrize(("path", "field"), [("completions", "prompt"), ("responses", "input")])
+def test_the_draft_of_the_question_alone_is_not_compared(serve, stub, tmp_path, path, field):
+    stub.speaks = True
+    stub.answer = lambda body: "The draft says 7." if "messages" in body else SAME
+    address, app = serve(gate="logprob:first", options=audit_options(tmp_path, shadow=True))
+    store = use_history(app)
+    reply = httpx.post(f"{address}/v1/{path}", json={"model": "m", field: KNOWN}, timeout=30)
+    assert reply.json()["knowgate"]["notes"] == ["would skip"]
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+    assert [list(body)[1] for body in stub.bodies] == ["messages", field, field]
+    wait_until(store.list_labels)
+    assert store.list_labels() == [(KNOWN, KnowledgeLabel.KNOWN, LabelSource.AGREEMENT)]
+
+
 def test_shadow_mode_measures_the_loss_without_extra_calls(serve, stub, tmp_path):
     address, _ = serve(gate="logprob:first", options=audit_options(tmp_path, shadow=True))
     assert "From the passages" in ask(address).text
@@ -926,6 +940,16 @@ def test_a_rating_of_the_answer_of_another_llm_becomes_no_label(serve, stub, tmp
     assert store.list_labels() == []
 
 
+def test_a_rating_of_an_error_becomes_no_label(serve, stub, tmp_path):
+    stub.status = 500
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
+    address, app = serve(gate="never", options=options)
+    store = use_history(app)
+    id = ask(address).headers["x-knowgate-id"]
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "down"}).json()["learnt"] is False
+    assert store.list_labels() == []
+
+
 def test_a_rating_of_a_computed_answer_becomes_no_label(serve, tmp_path):
     options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
     address, app = serve(upstream=False, gate="prompt", options=options)
@@ -997,6 +1021,16 @@ def test_an_abstention_differs_from_every_answer_that_does_not_abstain():
     assert not answers_differ("I don't know.", "The passages do not mention it.")
     assert answers_differ("I don't know.", "Paris")
     assert not answers_differ("Paris", "It is Paris.")
+
+
+def test_only_the_beginning_of_a_streamed_answer_is_kept_in_memory():
+    stream_text = StreamText()
+    piece = "x" * 6_000
+    for _ in range(300):
+        stream_text.feed(b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % piece.encode())
+    stream_text.feed(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n')
+    assert cut_answer(stream_text.text) == "x" * MAX_ANSWER_CHARS
+    assert sum(map(len, stream_text.pieces)) < 2 * MAX_ANSWER_CHARS
 
 
 def test_an_incomplete_stream_has_no_text():
@@ -1232,6 +1266,19 @@ def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
     monkeypatch.setattr(Auditor, "_audit", audit)
     asyncio.run(run())
     assert done == ["other"] * 3
+
+
+def test_audits_that_the_llm_compared_do_not_count_for_those_that_compare_words():
+    rag = AdaptiveRAG(FakeModel(), load_gate("never"))
+    scopes = {_compute_scope(rag, "never", ServeOptions(audit_compare=name)) for name in ("words", "llm")}
+    assert len(scopes) == 2
+
+
+def test_an_empty_second_answer_is_compared(serve, stub, tmp_path):
+    stub.answer = lambda body: "" if "<passages>" in str(body) else SAME
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 1.0
 
 
 def test_audits_with_another_reranker_do_not_count():

@@ -97,6 +97,20 @@ def test_the_memory_of_large_requests_in_progress_is_limited(serve, tmp_path):
     until(lambda: not budget.bytes_by_client)
 
 
+def test_large_requests_that_wait_for_their_estimate_are_counted(serve, tmp_path):
+    key = add_key(tmp_path / "keys.json", "first")
+    address, app = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    service, ends = app.state.service, threading.Event()
+    service._parser_thread.submit(ends.wait, PATIENCE)
+    large = CHAT + f'"{"x" * 70_000}"}}'
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(_post, address, key, large)
+        until(lambda: service.parsed_budget.bytes_by_client.total() == len(large))
+        ends.set()
+        assert reply.result().status_code == 200
+    until(lambda: not service.parsed_budget.bytes_by_client)
+
+
 @pytest.mark.parametrize(
     ("body", "least"),
     [

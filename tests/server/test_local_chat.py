@@ -271,3 +271,17 @@ def test_messages_of_the_llm_server_are_not_stored_or_logged(serve, monkeypatch,
     assert ("answered 400" in caplog.text, UNKNOWN in caplog.text + reply.text) == (True, False)
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("d.db*"))
     assert (b"answered 400" in stored, UNKNOWN.encode() in stored) == (True, False)
+
+
+def test_a_question_whose_client_has_disconnected_does_not_wait_for_its_turn(serve, slow):
+    slow.seconds = 5.0
+    address, app = serve(upstream=False, gate="never", options={"batch": 16})
+    queues = app.state.service.local_chat._batcher._queues
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(post, address, LONG)
+        until(lambda: slow.n_started == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            post(address, KNOWN, timeout=0.3)
+        until(lambda: not any(queues.values()))
+        assert slow.n_stopped == 0
+        assert long.result().status_code == 200

@@ -17,6 +17,7 @@ from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
 from knowgate.evaluation.server_log import read_logged_questions, read_server_log
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.database import DECISION_TABLES, _to_sqlite
+from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.telemetry.decision_log import DecisionLog
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import KNOWN
@@ -52,6 +53,33 @@ def test_a_decision_log_can_be_replayed(serve, many, tmp_path, call):  # noqa: F
     assert half["risk"]["value"] is None  # fewer than 100
     saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]["seconds"]
     assert half["savings"]["seconds"]["saved"] == pytest.approx(saved, rel=0.1, abs=0.02)
+
+
+def test_llm_calls_of_the_gate_itself_are_counted(serve, many, tmp_path):
+    file, address, _ = served(serve, many, tmp_path)
+    assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["extra_llm_calls"] == 40
+    assert [event.extra_calls for event in read_server_log(file).events] == [1] * 40
+
+
+@pytest.mark.parametrize(("part", "count"), [("arbiter", 2), ("gate", 1)])
+def test_decisions_of_the_gate_are_replayed_even_if_the_arbiter_failed(tmp_path, part, count):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    decided = {"gate": "question", "need": 0.8, "threshold": 0.5, "retrieve": True}
+    for number, degraded in enumerate(([], [part])):
+        log.append({"id": f"kg-{number}", **decided, "degraded": degraded}, None).result(30)
+    log.close()
+    assert len(read_server_log(tmp_path / "d.db").events) == count
+
+
+@pytest.mark.parametrize("kind", ["failed", "loss"])
+def test_failed_audits_are_read_from_the_log(tmp_path, kind):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    log.append({"id": "kg-1", "gate": "question", "need": 0.2, "threshold": 0.5, "retrieve": False}, None).result(30)
+    store = AuditStore(log)
+    asyncio.run(store.add(AuditRecord("kg-1", "a", "scope", kind, 1.0 if kind == "loss" else None)))
+    log.close()
+    (event,) = read_server_log(tmp_path / "d.db").events
+    assert (event.audit_failed, event.loses_answer) == (kind == "failed", True if kind == "loss" else None)
 
 
 def test_a_skip_of_a_rule_in_shadow_mode_is_a_skip_at_every_threshold(serve, tmp_path, call):  # noqa: F811
@@ -233,6 +261,7 @@ def test_refit_uses_the_upstream_of_the_server(tmp_path, call):  # noqa: F811
 
     serve = {"upstream": "http://127.0.0.1:1/v1", "upstream_model": "qwen"}
     assert get_served_model(PipelineOptions(serve=serve)) == "openai:qwen@http://127.0.0.1:1/v1"
+    assert get_served_model(PipelineOptions(serve=serve), "fake") == "fake"  # given on the command line
     assert get_served_model(PipelineOptions(model="fake")) == "fake"
     with pytest.raises(KnowgateError, match="upstream_model"):
         get_served_model(PipelineOptions(serve={"upstream": "http://127.0.0.1:1/v1"}))

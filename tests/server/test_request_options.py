@@ -180,6 +180,12 @@ def test_a_filter_is_compared_with_what_is_shown_of_a_long_id_or_title(field):
     assert FilterMatcher(PassageFilter(**{field: "*x"})).matches(Passage(text="text", **labels))
 
 
+def test_large_filters_are_not_kept_in_the_cache_of_compiled_patterns():
+    large = tuple(f"[a-{number}]" * 40 for number in range(32))
+    assert request_options._compile_patterns(large) is not request_options._compile_patterns(large)
+    assert request_options._compile_patterns(("hr/*",)) is request_options._compile_patterns(("hr/*",))
+
+
 @pytest.mark.parametrize("upstream", [True, False])
 def test_a_filter_that_takes_too_long_is_a_bad_request(serve, monkeypatch, upstream):
     monkeypatch.setattr(request_options, "FILTER_SECONDS", 0.0)

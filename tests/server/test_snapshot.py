@@ -65,6 +65,19 @@ def test_raced_searches_are_not_saved_and_separate_drafts_are_extra_calls(way, s
     assert (figures["saved"]["retrievals"], figures["extra_llm_calls"]) == (saved, extra_calls)
 
 
+def test_a_search_beside_the_draft_is_not_paid_for_twice():
+    totals = snapshots.DecisionTotals()
+    times = {"draft": 1000.0, "retrieve": 1000.0}
+    skipped = RequestTrace(way="race", decision=Decision(False, 0.1, 0.5, "logprob", ""), milliseconds=times)
+    retrieved = RequestTrace(way="race", decision=Decision(True, 0.9, 0.5, "logprob", ""))
+    retrieved.milliseconds = {**times, "answer": 1000.0}
+    retrieved.passages = (Passage("1", "Mira runs it."),)
+    totals.add_request(skipped, 0.0, seconds=1.0)
+    totals.add_request(retrieved, 5.0, seconds=2.0)
+    # Always retrieving takes 2 s for each request: 1 s for the search and 1 s for the answer.
+    assert totals.to_json(ServeOptions())["saved"]["seconds"] == pytest.approx(1.0)
+
+
 def test_the_time_of_the_gate_and_the_draft_reduces_the_saved_seconds():
     totals = snapshots.DecisionTotals()
     times = {"draft": 20.0, "gate": 75.0}

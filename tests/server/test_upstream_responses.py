@@ -14,6 +14,7 @@ import pytest
 
 from knowgate.models.fair_executor import CLIENT
 from knowgate.server import streaming
+from knowgate.server.chat.gate_service import GateService
 from knowgate.server.json_api import LARGE_BODY_BYTES
 from knowgate.server.upstream import draft, response_body
 from tests.server.conftest import UNKNOWN
@@ -463,3 +464,41 @@ def test_large_responses_are_processed_one_at_a_time_and_keys_take_turns():
 
     asyncio.run(submit_all())
     assert (most_at_once, order[:2], len(order)) == (1, ["alice", "bob"], 5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_probabilities_of_an_endless_answer_are_read_up_to_a_limit(serve_hostile, hostile, monkeypatch, stream):
+    monkeypatch.setattr(response_body, "MAX_ANSWER_CHARS", 50)
+    counts, decide = [], GateService.decide
+
+    def record(self, rag, question, draft, trace):
+        counts.append(len(draft.tokens))
+        return decide(self, rag, question, draft, trace)
+
+    monkeypatch.setattr(GateService, "decide", record)
+    tokens = [{"token": "x", "logprob": -0.1, "top_logprobs": []}] * 200
+    choice = {"index": 0, "finish_reason": "stop", "logprobs": {"content": tokens}}
+    body = json.dumps({"choices": [{**choice, "delta" if stream else "message": {"content": "x" * 200}}]}).encode()
+    hostile.reply = STREAM_HEAD + b"data: " + body + b"\n\n" if stream else JSON_HEAD + body
+    assert ask(serve_hostile("logprob:mean"), stream=stream).status_code == 200
+    assert counts == [50]
+
+
+def test_only_the_last_lines_with_a_usage_are_parsed_again(monkeypatch):
+    parsed, parse = [], draft.parse_event_data
+    monkeypatch.setattr(draft, "parse_event_data", lambda line: parsed.append(line) or parse(line))
+    answer = draft.UpstreamDraft(None, lines=[b'data: {"usage": 1}'] * 10_000)
+    assert draft._find_usage(answer) == {}
+    assert len(parsed) == draft.MAX_USAGE_LINES
+
+
+@pytest.mark.parametrize(
+    "event",
+    [{"type": "response.failed", "response": {"error": {"code": "server_error"}}}, {"type": "error", "code": "x"}],
+)
+def test_a_failed_response_of_the_responses_api_is_recorded_as_an_error(serve_hostile, hostile, tmp_path, event):
+    hostile.reply = STREAM_HEAD + b"data: " + json.dumps(event).encode() + b"\n\n"
+    address = serve_hostile("never", decisions=str(tmp_path / "d.db"))
+    body = {"model": "m", "input": UNKNOWN, "stream": True}
+    id = httpx.post(f"{address}/v1/responses", json=body, timeout=30).headers["x-knowgate-id"]
+    assert httpx.get(f"{address}/v1/decisions/{id}").json()["status"] == 502

@@ -255,7 +255,7 @@ def refit(
     first_run_options = options.replace(
         docs=str(settings.docs or ""),
         index=settings.index or "",
-        model=get_served_model(settings),
+        model=get_served_model(settings, options.model),
         questions=str(_write_logged_questions(logged, options.out)),
         out=options.out / "run",  # A first run requires a folder that contains nothing else.
         config=options.out / "knowgate.toml",
@@ -328,14 +328,14 @@ def _report_corrections(logged: LoggedQuestions) -> None:
         )
 
 
-def get_served_model(settings: PipelineOptions) -> str:
-    """Return the spec of the LLM that answers.
-
-    An upstream server in the [serve] settings takes precedence over `model`.
+def get_served_model(settings: PipelineOptions, model: str = "") -> str:
+    """Return the spec of the LLM that answers: the given one, else the upstream in the [serve] settings, else `model`.
 
     Raises:
         BadSetting: The settings name an upstream without its model.
     """
+    if model:
+        return model
     options = load_serve_options(settings)
     if not options.upstream:
         return settings.model

@@ -22,8 +22,9 @@ CJK_RUN = re.compile(f"{CJK.pattern}+")
 SPACE_AT_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 CHOICE_LETTERS = "ABCDEFGHIJ"
 MAX_ANSWER_CHARS = 20_000  # what gates and arbiters read of an answer; megabytes would hold up all requests of a server
+MAX_ESTIMATE_CHARS = 100_000  # length of the beginning from which tokens are estimated
 CHARS_PER_TOKEN = 4  # rough average for Latin text; a Chinese character is about one token
-CACHE_SIZE = 100_000  # normalized answers to cache, because a gold answer is compared with every sampled answer
+CACHE_SIZE = 10_000  # normalized answers to cache, because a gold answer is compared with every sampled answer
 MAX_CACHED_CHARS = 200  # longer texts are passages, which callers cache themselves
 # A single letter that is not part of a word. Before a lowercase word, "A" is the article ("A person ...") and "I" the
 # pronoun, so these do not count.
@@ -267,7 +268,12 @@ def grade_choice(answer: str, question: Question) -> bool:
 
 
 def estimate_tokens(text: str) -> float:
-    """Estimate how many LLM tokens a text has. A Chinese, Japanese or Korean character counts as one."""
+    """Estimate how many LLM tokens a text has. A Chinese, Japanese or Korean character counts as one.
+
+    Only the beginning of a long text is read, because other threads wait meanwhile.
+    """
+    if len(text) > MAX_ESTIMATE_CHARS:
+        return float(math.ceil(estimate_tokens(text[:MAX_ESTIMATE_CHARS]) * len(text) / MAX_ESTIMATE_CHARS))
     n_cjk = 0 if text.isascii() else sum(map(len, CJK_RUN.findall(text)))
     return float(n_cjk + math.ceil((len(text) - n_cjk) / CHARS_PER_TOKEN))
 

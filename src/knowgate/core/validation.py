@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from knowgate.core import split_batches
 from knowgate.core.redaction import redact_secrets
 from knowgate.errors import BadInput, BadSetting
 
@@ -83,8 +84,10 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
         raise _make_surrogate_error(surrogate, where)
     check_json_depth(text, where)
     if surrogate and replace_surrogates:
-        # json.dumps writes lone surrogates unescaped, so one substitution replaces those of all keys and values.
-        clean_text = LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
+        # json.dumps writes lone surrogates unescaped, so a substitution replaces those of all keys and values. It has short
+        # parts, because other threads wait for each.
+        parts = split_batches(json.dumps(value, ensure_ascii=False), 65_536)
+        clean_text = "".join(LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", part) for part in parts)
         value = _make_decoder().decode(clean_text)
     return value
 

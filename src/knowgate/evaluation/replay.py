@@ -180,6 +180,7 @@ class TrafficEvent:
         loses_answer: In a log, whether the answer without passages differs from the one with passages. In a label run,
             whether the answer without passages is wrong, while the one with passages is correct. None if only one of
             the two answers is known.
+        audit_failed: Whether the server tried to find out `loses_answer` and failed.
         cost_without_gate: Cost of the whole answer without passages, from the start, if no gate decides.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
         has_draft: Whether the question has a draft if it is retrieved for, because the gate or the arbiter reads one.
@@ -194,6 +195,7 @@ class TrafficEvent:
     cost_if_skipped: EventCost = field(default_factory=EventCost)
     cost_if_retrieved: EventCost = field(default_factory=EventCost)
     loses_answer: bool | None = None
+    audit_failed: bool = False
     cost_without_gate: EventCost = field(default_factory=EventCost)
     extra_calls: float = 0.0
     has_draft: bool | None = None
@@ -311,15 +313,18 @@ def _estimate_risk(traffic: Traffic, skipped: Sequence[TrafficEvent]) -> Estimat
     """Estimate the share of all questions that are skipped and lose their answer, with its 95 % interval.
 
     Both answers are known for another part of the questions that the log skipped than of those that it retrieved for.
-    So the share of lost answers is estimated for each of the two groups, and weighted by the size of the group.
+    So the share of lost answers is estimated for each of the two groups, and weighted by the size of the group. In the
+    limits of the interval, failed audits count as kept or as lost answers.
     """
     total = np.zeros(3)
     n_decided = np.isfinite(traffic.needs).sum()  # the other needs are those of rules
     for retrieved in (True, False, None):
         group = [event for event in skipped if event.retrieved is retrieved]
         share = estimate_proportion(event.loses_answer for event in group)
+        low = estimate_proportion(event.loses_answer if not event.audit_failed else False for event in group).low
+        high = estimate_proportion(event.loses_answer if not event.audit_failed else True for event in group).high
         if group:
-            total += len(group) / n_decided * np.array([share.value, share.low, share.high], dtype=float)
+            total += len(group) / n_decided * np.array([share.value, low, high], dtype=float)
     value, low, high = total.tolist()
     return Estimate(None) if math.isnan(value) else Estimate(value, low, high)  # NaN: nothing is known of a group
 

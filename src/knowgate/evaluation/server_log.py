@@ -23,17 +23,16 @@ from knowgate.core.validation import check_regular_file, parse_json
 from knowgate.data.splits import fingerprint_text_loosely
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import EventCost, TrafficEvent
-from knowgate.evaluation.traffic_log import LoggedTraffic, would_skip
+from knowgate.evaluation.traffic_log import LoggedTraffic, split_seconds, would_skip
 from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 ERROR_STATUS = 300  # the lowest HTTP status without an answer; redirects of an upstream are not followed
-SERVER_DECISION_STAGES = ("rewrite", "read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
 SEPARATE_DRAFT = "separate-draft"  # the way of requests whose draft is read by the gate and never sent
 # Whether the draft is the answer to a skipped question. Unknown for an LLM in the process of the server.
 DRAFT_BY_WAY = {"question": False, "draft": True, "race": True, SEPARATE_DRAFT: False}
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
-AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
+AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE kind <> 'cleared' ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
 NO_KEY = ""  # owner of decisions on a server without API keys, and of questions that several keys asked
 OWNERS_QUERY = "SELECT id, owner FROM decisions WHERE question IS NOT NULL"
@@ -112,12 +111,12 @@ def _read_usable_decisions(location: LogLocation, arm: str | None) -> tuple[dict
     return decisions, left_out
 
 
-def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float]]]:
-    """Read the audits of each decision, as (kind, 1 if skipping the search lost the answer).
+def _read_audits(location: LogLocation) -> dict[str, list[tuple[str, float | None]]]:
+    """Read the audits of each decision, as (kind, 1 if skipping the search lost the answer; None if the audit failed).
 
     An audit answers a question with and without passages.
     """
-    audits: dict[str, list[tuple[str, float]]] = {}
+    audits: dict[str, list[tuple[str, float | None]]] = {}
     for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
         audits.setdefault(decision, []).append((kind, lost))
     return audits
@@ -393,17 +392,10 @@ def _find_reason_to_leave_out(record: Mapping[str, Any]) -> str | None:
         return "passed on without a decision"
     if record.get("status", 200) >= ERROR_STATUS:
         return "answered with an error"
-    failed = set(record.get("degraded") or ()) - {"alarm"}  # an alarm alone does not replace the gate's decision
+    failed = set(record.get("degraded") or ()) - {"alarm", "arbiter"}  # with these alone, the gate has decided
     if failed:
         return "whose search failed" if failed == {"retriever"} else "decided without the gate, which failed"
     return None
-
-
-def split_seconds(milliseconds: Mapping[str, float]) -> tuple[float, float]:
-    """Return the seconds of a request until its decision, and the seconds after it. The keys are stages and "total"."""
-    deciding = sum(float(milliseconds.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES)
-    total = float(milliseconds.get("total", 0.0))
-    return deciding / 1000, max(0.0, total - deciding) / 1000
 
 
 def _has_drafts_for_arbiter(records: Collection[Mapping[str, Any]]) -> bool:
@@ -413,14 +405,13 @@ def _has_drafts_for_arbiter(records: Collection[Mapping[str, Any]]) -> bool:
 
 
 def _make_event(
-    record: Mapping[str, Any], audits: Sequence[tuple[str, float]], drafts_for_arbiter: bool = False
+    record: Mapping[str, Any], audits: Sequence[tuple[str, float | None]], drafts_for_arbiter: bool = False
 ) -> TrafficEvent:
     """Convert a logged decision to a traffic event. The log has no token counts.
 
     Args:
         record: The decision.
-        audits: Audits of the decision, oldest first, as (kind, 1 if skipping the search loses the answer). An audit
-            answers the question with and without passages. The newest audit that applies to this decision counts.
+        audits: Audits of the decision, oldest first, as of `_read_audits`. The newest that compared both answers counts.
         drafts_for_arbiter: Whether a question that was skipped would get a draft if it were retrieved for.
     """
     skips = would_skip(record)
@@ -431,7 +422,7 @@ def _make_event(
     # received the answer without passages: because the gate skipped the search, or because the arbiter sent the draft.
     choice = record.get("choice")
     sent_draft = isinstance(choice, dict) and choice.get("given") == "draft"
-    losses = [lost for kind, lost in audits if kind == "label" or skips or sent_draft]
+    losses = [lost for kind, lost in audits if lost is not None and (kind == "label" or skips or sent_draft)]
     retrieved = bool(record["retrieve"])
     way = str(record.get("way"))  # how the request was processed; 'race' starts the search together with the draft
     nothing_found = retrieved and record.get("passages") == []  # then the draft is sent, and there is no second answer
@@ -441,7 +432,8 @@ def _make_event(
         retrieved,
         decision_cost=EventCost(seconds=deciding_seconds),
         loses_answer=bool(losses[-1]) if losses else None,
-        extra_calls=float(way == SEPARATE_DRAFT),
+        audit_failed=not losses and any(lost is None for _, lost in audits),
+        extra_calls=float(way == SEPARATE_DRAFT) + record.get("gate_calls", 0),  # earlier versions did not store them
         has_draft=would_draft or (DRAFT_BY_WAY.get(way) and not nothing_found),
         is_searched_early=way == "race" and not drafts_for_arbiter,
     )

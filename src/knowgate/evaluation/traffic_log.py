@@ -33,6 +33,8 @@ from knowgate.gates.offline_scoring import score_gate
 from knowgate.types import DecisionNote
 
 DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
+SERVER_DECISION_STAGES = ("rewrite", "read", "gate", "draft")  # the same of a server, as keys of `milliseconds`
+SERVER_ANSWER_STAGES = ("retrieve", "answer")
 CONSTANT_GATES = {"always", "never", CONSTANT_GATE}  # names of gates that decide the same for every question
 
 
@@ -386,3 +388,15 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
         cost_if_retrieved=make_cost(open_book_prompt, _count_known_tokens(row.open)),
         cost_without_gate=make_cost(closed_book_prompt, closed_book_answer),
     )
+
+
+def split_seconds(milliseconds: Mapping[str, float]) -> tuple[float, float]:
+    """Return the seconds of a request until its decision, and the seconds after it. The keys are stages and "total".
+
+    While a search runs beside the draft, the time counts as that of the search, which always retrieving needs, too.
+    """
+    deciding = sum(float(milliseconds.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES)
+    total = float(milliseconds.get("total", 0.0))
+    answering = sum(float(milliseconds.get(stage, 0.0)) for stage in SERVER_ANSWER_STAGES)
+    deciding -= min(deciding, max(0.0, deciding + answering - total))
+    return deciding / 1000, max(0.0, total - deciding) / 1000

@@ -163,7 +163,6 @@ class _GateScorer:
             name: Name of the gate in tables.
             gate: The gate with the threshold. It may differ from `self.gate` only in its threshold.
         """
-        has_own_prompt = Signal.LABELS in gate.needs
         n_samples = gate.request.samples
         return TableScores(
             name,
@@ -173,7 +172,7 @@ class _GateScorer:
             raw=np.array(self.raw) if self.raw else None,
             far=compute_far_share(self.distances),  # share of questions unlike the training questions
             scoring=self.score_fingerprint,
-            calls=float(has_own_prompt) + n_samples,
+            calls=float(scoring.count_own_calls(gate)),
             drafts=gate.request.draft_tokens > 0,
             extra_tokens=n_samples * float(table.closed_book_tokens.mean()),  # a sample is about as long as an answer
         )

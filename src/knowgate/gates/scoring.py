@@ -271,6 +271,12 @@ def _add_to_field(readings: Sequence[Reading], field: str, key: str, values: Seq
     return copies
 
 
+def count_own_calls(gate: Gate) -> int:
+    """Return how many LLM calls a gate makes per question besides the draft, such as for samples."""
+    has_own_prompt = bool({Signal.LABELS, Signal.TOOLS} & gate.needs)
+    return has_own_prompt + gate.request.samples
+
+
 def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
     """Return whether the LLM must answer the gate's own prompt. Example: "Can you answer this? true/false".
 

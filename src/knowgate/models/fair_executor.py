@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -97,6 +98,13 @@ class Call:
             del _THREAD.call, self.future, self.work
 
 
+def _free_canceled_work(call: Callable[[], Call | None], future: Future[Any]) -> None:
+    """Free the memory of the work of a call that was canceled while it waited. `call` is a weak reference."""
+    waiting_call = call()
+    if waiting_call is not None and future.cancelled():
+        del waiting_call.work
+
+
 _THREAD = threading.local()  # `call` is the Call that runs in a thread
 
 
@@ -137,6 +145,7 @@ class FairExecutor(Executor):
         """Queue a call of `work`, and return a future for its result."""
         future: Future[Any] = Future()
         call = Call(self, CLIENT.get(), future, partial(work, *args, **options))
+        future.add_done_callback(partial(_free_canceled_work, weakref.ref(call)))
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("the executor was shut down")
@@ -146,8 +155,8 @@ class FairExecutor(Executor):
             self._n_calls[call.client] += 1
             self._has_new_call.notify_all()
             if self._n_free:
+                self._threads.submit(self._run_calls)  # may fail, if the machine has no more threads
                 self._n_free -= 1
-                self._threads.submit(self._run_calls)
         return future
 
     def _admit(self, client: str) -> None:

@@ -21,6 +21,7 @@ from knowgate.types import Answer, Model, Question
 
 MAX_EXCHANGES = 4  # exchanges shown to the LLM
 MAX_REWRITE_TOKENS = 64
+MAX_REWRITE_CHARS = 2_000  # what is read of a rewrite, because a server can return more than it was asked for
 MAX_ANSWER_CHARS = 2_000  # of an earlier answer; the beginning shows what a follow-up refers to
 MAX_JOINED_QUESTIONS = 3  # earlier questions that are put before a follow-up whole
 MIN_PLURAL_LENGTH = 4  # shorter words, such as "gas" or "its", keep their final s
@@ -57,7 +58,7 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
         return text
     except ModelError:  # if the LLM does not answer the question either, that call says so
         return _concatenate(recent, text)
-    lines = completions[0].text.strip().splitlines() or [""]
+    lines = completions[0].text[:MAX_REWRITE_CHARS].strip().splitlines() or [""]
     rewritten = REWRITE_PREFIX.sub("", lines[0].strip())
     return rewritten if _is_plausible(rewritten, recent, text) else _concatenate(recent, text)
 

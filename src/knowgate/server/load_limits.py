@@ -110,6 +110,15 @@ class BodyBudget:
         if not self.bytes_by_client[client]:
             del self.bytes_by_client[client]
 
+    @contextmanager
+    def hold(self, client: str, size: int) -> Iterator[None]:
+        """Reserve memory during the `with` body."""
+        self.reserve(client, size)
+        try:
+            yield
+        finally:
+            self.reserve(client, -size)
+
 
 def identify_client(request: Request, key: ApiKey | None) -> str:
     """Return the sender of a request: the hash of the API key, or the network address."""
@@ -355,7 +364,11 @@ async def run_in_place(
     disconnected, the lock is released when the function ends. Otherwise, clients could fill all threads in this way.
     """
     with open_stoppable_context() as context:
-        job = threads.submit(context.run, work)
+        try:
+            job = threads.submit(context.run, work)
+        except RuntimeError:  # the machine has no more threads
+            lock.release()
+            raise
         try:
             return await asyncio.wrap_future(job)
         finally:

@@ -256,8 +256,9 @@ class Service:
         if not json_api.is_large(raw_body):
             return json_api.parse_json_object(raw_body, max_values)
         run = partial(load_limits.run_in_thread, self._parser_thread)
-        size = await run_while_connected(request, run(partial(json_api.estimate_memory, raw_body)))
         client = load_limits.identify_client(request, request.state.key)
+        with self.parsed_budget.hold(client, len(raw_body)):
+            size = await run_while_connected(request, run(partial(json_api.estimate_memory, raw_body)))
         self.parsed_budget.reserve(client, size)
         trace.body_memory = size
         trace.on_end.append(partial(self.parsed_budget.reserve, client, -size))

@@ -256,7 +256,8 @@ def has_finish_reason(line: bytes) -> bool:
 def _is_error(line: bytes) -> bool:
     """Return whether a line is an error. A long line is none, because parsing it would delay other requests."""
     is_candidate = b'"error"' in line and len(line) <= LARGE_BODY_BYTES
-    return is_candidate and bool((parse_event_data(line) or {}).get("error"))
+    event = (parse_event_data(line) if is_candidate else None) or {}
+    return bool(event.get("error")) or event.get("type") in ("error", "response.failed")  # the Responses API
 
 
 def has_error(event: bytes) -> bool:

@@ -78,9 +78,10 @@ async def decide_questions(
     for question in questions:
         decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace, shared_budget)
         records.append(describe_decision(decision))
+        if request.questions is not None:
+            trace.decision = None  # the log and the figures have single decisions only
         await asyncio.sleep(0)  # many long questions take a while, so let other requests run
     if request.questions is not None:
-        trace.decision = None  # the log and the figures have single decisions only
         decision_fields: dict[str, Any] = {"decisions": records}
     else:
         trace.set_question(questions[0])

@@ -24,7 +24,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.stages import EMPTY_DRAFT_REASON, StageRunner
 from knowgate.pipeline.traffic_log import CLOSE_SECONDS
 from knowgate.retrieval.engines.http import HttpRetriever
-from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
+from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
 from knowgate.server.circuit_breaker import BreakersByKey, SearchQueueTimeout, record_search_error
@@ -88,8 +88,10 @@ class GateService:
         self._gate_thread = FairExecutor(1)
         self._text_thread = FairExecutor(1)  # for rules and long questions, which do not wait for a slow gate
         places = PARALLEL_SEARCHES if _can_search_in_parallel(rag) else 1
-        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 1 + places, "knowgate-search")
+        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 1 + 2 * places, "knowgate-search")
         self._search_lock, self._filter_lock = FairLock(places), FairLock()
+        # Searches of the cache do not wait for those of a search engine, unless a component in this process takes part.
+        self._cache_lock = FairLock(places) if places > 1 else self._search_lock
         self.rerank_queue = RerankQueue()
         self._web_cache: WebRetriever | None = None  # searches only the cache of a web search
         web = getattr(rag.retriever, "retriever", None)
@@ -330,8 +332,8 @@ class GateService:
         is_filtered = isinstance(retriever, request_options.FilteredRetriever)
         if self._web_cache is not None and not is_filtered:
             search_cache = partial(search, self._web_cache)
-            with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
-                return await self.run_in_search_thread(search_cache, FairLock())  # its own lock, so it need not wait
+            with suppress(Exception), trace.measure("retrieve"):  # also if a reranker failed: then search again
+                return await self.run_in_search_thread(search_cache, self._cache_lock)
         lock = self._filter_lock if is_filtered else self._search_lock  # filtered searches wait only for each other
         breaker = self.retriever_breakers.get(CLIENT.get())
         if not breaker.try_acquire():

@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Hashable, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate, zip_longest
@@ -18,6 +19,7 @@ from typing import TypeVar, cast
 from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.baselines import AlwaysGate, NeverGate
+from knowgate.gates.scoring import count_own_calls
 from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
@@ -43,7 +45,7 @@ class BatchError(Exception):
     """A batch of questions failed. One bad question may be the cause, so each question must be answered on its own."""
 
 
-@dataclass
+@dataclass(eq=False)
 class PendingQuestion:
     """Question that waits for the next batch. `owner` is the name of its API key, `answer` receives the result."""
 
@@ -88,7 +90,11 @@ class QuestionBatcher:
             task = asyncio.ensure_future(self._run_batches(batch_key, rag))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return await pending.answer
+        try:
+            return await pending.answer
+        finally:  # if the client has disconnected, the memory of the question is freed before its turn
+            with suppress(KeyError, ValueError):
+                self._queues[batch_key].remove(pending)
 
     async def _run_batches(self, batch_key: Hashable, rag: AdaptiveRAG) -> None:
         """Answer the waiting questions with this batch key, batch by batch, until none is left."""
@@ -235,6 +241,7 @@ class GuardedStageRunner(StageRunner):
             self._wait(self.gate_service.run_in_gate_thread(work))
         for state, copy in zip(states, copies, strict=True):
             state.decision, state.max_rounds = copy.decision, copy.max_rounds
+            _get_question(state).trace.gate_calls = count_own_calls(gate)
             state.notes += copy.notes
 
     def _fall_back(self, gate: Gate, threshold: float, states: Sequence[QuestionState], reason: str) -> None:

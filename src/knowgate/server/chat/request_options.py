@@ -38,6 +38,7 @@ DEPTH_FACTOR = 4  # factor by which the number of searched passages grows if too
 MAX_DEPTH = 1000  # maximum number of passages that are searched for matches with a filter
 FINGERPRINT_SECONDS = 60.0  # maximum age of a fingerprint
 RETRY_SECONDS = 5.0  # time after which a fingerprint that could not be read is read again
+MAX_CACHED_PATTERN_CHARS = 1_000
 FILTER_SECONDS = 0.5  # maximum processor time to compare the passages of one search with a filter
 
 RECORDED_ADVICE = (
@@ -147,7 +148,10 @@ class FilterMatcher:
 
 def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Return one regular expression for file name patterns, such as "hr/*". One matching pattern is enough."""
-    return re.compile("|".join(translate(pattern) for pattern in sorted(set(patterns))))
+    expression = re.compile("|".join(translate(pattern) for pattern in sorted(set(patterns))))
+    if len(expression.pattern) > MAX_CACHED_PATTERN_CHARS:
+        re.purge()  # otherwise, the cache of `re` keeps the last 512, of up to 0.5 MB each
+    return expression
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
+from knowgate.core.text import MAX_ANSWER_CHARS
 from knowgate.server.client_connection import EventStreamResponse
 from knowgate.server.json_api import load_json
 from knowgate.server.streaming import InvalidResponse, parse_event_data
@@ -25,7 +26,7 @@ running_callbacks: set[asyncio.Future[None]] = set()
 
 @dataclass
 class StreamText:
-    """Collector for the text of a streamed answer. It works for the APIs of chats, completions and responses."""
+    """Collector for the beginning of a streamed answer. It works for the APIs of chats, completions and responses."""
 
     pieces: list[str] = field(default_factory=list)
     is_complete: bool = False
@@ -34,12 +35,14 @@ class StreamText:
     _calls_tool: bool = False
     _incomplete_line: bytes = b""
     _byte_count: int = 0
+    _char_count: int = 0
 
     def feed(self, data: bytes) -> None:
         """Add the text in the next bytes of the stream. The bytes may end within a line."""
         self._byte_count += len(data)
         self.is_too_large |= self._byte_count > MAX_STREAM_BYTES
         if self.is_too_large:
+            self._incomplete_line = b""
             return
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
@@ -54,8 +57,9 @@ class StreamText:
             text = _as_text(chunk.get("delta"))
         else:  # a chat has a "delta", a completion has a "text"
             text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
-        if text:
-            self.pieces.append(text)
+        if text and self._char_count < MAX_ANSWER_CHARS:  # nothing reads more, and many streams can be open
+            self.pieces.append(text[:MAX_ANSWER_CHARS])
+            self._char_count += len(text)
         is_last_event = event_type in ("response.completed", "response.incomplete")
         if is_last_event or choice.get("finish_reason") is not None:
             self.is_complete = True
@@ -69,7 +73,7 @@ class StreamText:
 
     @property
     def text(self) -> str | None:
-        """The text of the answer. None if it is unreadable, if there are several, or if the stream ended before its end."""
+        """The beginning of the answer. None if it is unreadable, if there are several, or if the stream ended before its end."""
         is_readable = self.is_complete and not self._has_several_answers and not self.is_unreadable
         return "".join(self.pieces) if is_readable else None
 

@@ -20,6 +20,7 @@ from typing import Any
 from knowgate.core.text import cut_answer
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry, question_key
 from knowgate.errors import KnowgateError, ModelError
+from knowgate.evaluation.server_log import SEPARATE_DRAFT
 from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_differ
 from knowgate.labels.grading import parse_verdict
 from knowgate.models.fair_executor import CLIENT
@@ -60,13 +61,16 @@ DROPPED_FIELDS = (
 
 
 def get_full_draft(trace: RequestTrace) -> str | None:
-    """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned."""
+    """Return the draft (answer without passages) of a request, or None. Partial drafts are not returned.
+
+    Neither is a draft of the question alone, which lacks the instructions of the client.
+    """
     draft, request = trace.draft, trace.client_request
     # A streamed draft is read only as far as the gate needs it. An LLM in this process, and other endpoints than that for
     # chats, make short drafts anyway.
     is_short = trace.way == "in-process" or (request is not None and request.path != CHAT_PATH)
     may_be_partial = is_short or (request is not None and bool(request.body.get("stream")))
-    if draft is None or (may_be_partial and not draft.finished):
+    if draft is None or trace.way == SEPARATE_DRAFT or (may_be_partial and not draft.finished):
         return None
     return draft.text
 
@@ -194,7 +198,7 @@ class CounterfactualAnswerer:
                 forwarder.insert_passages(forwarded, passages, request.path)
             response = await forwarder.forward(forwarded, request.path)
             text, _ = await run_for_size(len(response.body), lambda: extract_answer(response))
-            return text or None
+            return text
         finally:
             forwarded.trace.end()
 

@@ -17,6 +17,7 @@ from knowgate.core.files import sha256_text
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadSetting
+from knowgate.evaluation.server_log import ERROR_STATUS
 from knowgate.gates import load_gate
 from knowgate.gates.baselines import AlwaysGate
 from knowgate.gates.calibration.evidence import TARGET_KINDS
@@ -148,7 +149,7 @@ class TrafficLearner:
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
         """Label a question as known or unknown to the LLM, by user feedback. Follow-up questions are not labeled.
 
-        Neither are questions that another LLM answered, or that were computed without an LLM.
+        Neither are questions that another LLM answered, that were computed without an LLM, or whose reply was an error.
 
         Returns:
             Whether a label was stored. False if this takes longer than LABEL_SECONDS.
@@ -158,7 +159,8 @@ class TrafficLearner:
             return False
         model_name = self.labeler.rag.model.name
         is_computed = decision.get("way") == "in-process" and decision.get("rule") == ARITHMETIC_RULE
-        if is_computed or decision.get("model", model_name) != model_name:
+        has_failed = decision.get("status", 200) >= ERROR_STATUS
+        if is_computed or has_failed or decision.get("model", model_name) != model_name:
             return False
         # After a decision of /v1/decide, the application searches itself.
         searched_elsewhere = decision.get("only_decided") and decision.get("retrieve")
@@ -436,6 +438,7 @@ def _compute_scope(rag: AdaptiveRAG, gate_spec: str, options: ServeOptions) -> s
         _dump_manifest(rag.second_look) if isinstance(rag.second_look, FittedGate) else "",
         "" if options.place == "user" else f"place {options.place}",
         "" if options.cite else "without citations",
+        "" if options.audit_compare == "words" else f"compare {options.audit_compare}",
     ]
     return sha256_text(*parts, *filter(None, other_parts))[:16]
 

@@ -46,7 +46,7 @@ DELETE_TEXTS = (
 WITHOUT_DECISION = "decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE id = decision)"
 DAY_SECONDS = 86_400.0
 DELETION_BATCH = 1_000  # decisions deleted at once; others can be written before the next ones are deleted
-TABLES_WITH_TEXTS = ("decisions", "feedback", "corrections", "audits")
+TABLES_WITH_TEXTS = ("decisions", "feedback", "corrections", "audits", "source_questions")
 DELETION_SECONDS = 3_900.0  # longer than the longest request may take, which may be about a deleted question
 EXPIRY_SECONDS = 60.0  # minimum time between two removals of expired deletions from memory
 READ_MARGIN_SECONDS = 600.0  # new deletions can have earlier times: other machines have other clocks

@@ -24,7 +24,8 @@ from pydantic import BaseModel, Field
 from knowgate.core.text import estimate_tokens
 from knowgate.data.history.entries import question_key
 from knowgate.evaluation.replay import PolicyCost
-from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT, split_seconds
+from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT
+from knowgate.evaluation.traffic_log import split_seconds
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -72,7 +73,7 @@ class DecisionTotals:
         passage_tokens: Estimated number of tokens of the passages.
         draft_tokens: Number of tokens of drafts that always retrieving would not have made.
         draft_prompt_tokens: Number of tokens that the LLM read for these drafts.
-        extra_calls: Number of LLM calls for these drafts.
+        extra_calls: Number of LLM calls for these drafts, and of other calls of the gate.
         raced: Number of skipped requests whose search ran nevertheless, because it began before the decision.
     """
 
@@ -111,6 +112,7 @@ class DecisionTotals:
             self.with_passages += 1
             self.passage_tokens += passage_tokens
             self.open_book_seconds += answer_seconds
+        self.extra_calls += trace.gate_calls
         self.raced += trace.way == "race" and not trace.decision.retrieve
         # If a search finds nothing, the draft is sent, and its tokens are not measured.
         sends_draft = not trace.passages and trace.draft_usage == TokenUsage()

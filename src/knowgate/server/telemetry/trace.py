@@ -148,6 +148,7 @@ class RequestTrace:
         body_memory: Estimated memory of the body of the request, in bytes, if it is large.
         extra_usage: Tokens of calls to the LLM whose answers are not sent, such as a discarded draft.
         draft_usage: Tokens of the draft, if there was a search after it or the gate alone read it.
+        gate_calls: Number of LLM calls of the gate besides the draft.
         milliseconds: Duration of each stage.
         stages: Timings of the stages, in the order in which they ran.
         start: When the request started, as a value of `time.perf_counter`.
@@ -181,6 +182,7 @@ class RequestTrace:
     body_memory: int = 0
     extra_usage: TokenUsage = field(default_factory=TokenUsage)
     draft_usage: TokenUsage = field(default_factory=TokenUsage)
+    gate_calls: int = 0
     milliseconds: dict[str, float] = field(default_factory=dict)
     stages: list[StageTiming] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)
@@ -267,6 +269,7 @@ class RequestTrace:
             "status": status,
             "model": f"openai:{self.other_model}" if self.other_model else model,
             "gate_spec": self.gate_spec,
+            "gate_calls": self.gate_calls,
             "own_options": self.has_own_options,
             "follow_up": bool(self.source_questions),  # whether the question was made from several messages of a chat
         }

@@ -50,6 +50,7 @@ MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draf
 MAX_DRAFT_VALUES = 2_000_000  # maximum number of JSON values of the part that is read as a draft
 BYTES_PER_VALUE, BYTES_PER_LINE = 200, 64  # of memory, for a JSON value or a line of a draft
 CHECK_SPACING_DIVISOR = 200  # a text of 400 pieces is checked at every second piece, one of 600 at every third piece
+MAX_USAGE_LINES = 20  # of a stream, from its end: only the last ones with the field `usage` have the sum
 MAX_BEGINNING_CHARS = 2_000  # of a streamed answer that an arbiter reads to accept its beginning
 PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
 STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
@@ -131,31 +132,12 @@ def make_logprobs_filter(request: Mapping[str, Any]) -> LogprobsFilter | None:
         request: Body of the client's request.
     """
     if not request.get("logprobs"):
-        return remove_logprobs
+        return response_body.remove_logprobs
     count = request.get("top_logprobs")
     requested_count = count if isinstance(count, int) else 0
     if requested_count >= MIN_TOP_LOGPROBS:
         return None
-    return functools.partial(limit_top_logprobs, count=requested_count)
-
-
-def remove_logprobs(completion: dict[str, Any]) -> None:
-    """Set the log-probabilities of every choice of a chat completion to null, in place."""
-    choices = completion.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and "logprobs" in choice:
-            choice["logprobs"] = None
-
-
-def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
-    """Keep `count` alternatives of each token in the log-probabilities of a chat completion, in place."""
-    choices = completion.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
-        tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
-        for token in tokens if isinstance(tokens, list) else ():
-            if isinstance(token, dict) and isinstance(token.get("top_logprobs"), list):
-                token["top_logprobs"] = token["top_logprobs"][:count]
+    return functools.partial(response_body.limit_top_logprobs, count=requested_count)
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
@@ -165,15 +147,20 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
     memory = await response_body.run_for_size(len(content), functools.partial(estimate_memory, content))
     await response_body.wait_for_memory(response, memory)
     try:
-        body = await response_body.parse_completion(content)
-        draft.body = body
-        completions = await response_body.run_for_size(len(content), lambda: parse_completions(body))
+        draft.body = body = await response_body.parse_completion(content)
+        completions = await response_body.run_for_size(len(content), lambda: _parse_beginnings(body))
     except (InvalidResponse, ModelError):
         return draft
     draft.completion = completions[0]
     message = body["choices"][0].get("message")
     draft.calls_tool = isinstance(message, dict) and any(message.get(name) for name in TOOL_FIELDS)
     return draft
+
+
+def _parse_beginnings(body: Mapping[str, Any]) -> list[Completion]:
+    """Parse the completions of a response, with the log-probabilities of their first tokens only."""
+    choices = [response_body.cut_logprobs(item) if isinstance(item, dict) else item for item in body.get("choices", [])]
+    return parse_completions({**body, "choices": choices})
 
 
 async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
@@ -254,9 +241,8 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any] | None, int]:
 def _join_pieces(answer: StreamedResponse) -> Completion | None:
     """Parse the pieces of a streamed answer like one that is not streamed. Return None if they are invalid."""
     choice = {"text": "".join(answer.texts), "finish_reason": answer.finish_reason or "length"}
-    body = {"choices": [{**choice, "logprobs": answer.logprobs or None}]}
     try:
-        (completion,) = parse_completions(body)
+        (completion,) = _parse_beginnings({"choices": [{**choice, "logprobs": answer.logprobs or None}]})
     except ModelError:
         return None
     return completion
@@ -416,7 +402,8 @@ def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsag
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
     """Return the token counts reported by the upstream, or {}. The last chunk of a stream has the sum."""
-    chunks = (parse_event_data(line) for line in reversed(draft.lines) if b'"usage"' in line)
+    lines = (line for line in reversed(draft.lines) if b'"usage"' in line)
+    chunks = map(parse_event_data, itertools.islice(lines, MAX_USAGE_LINES))
     with suppress(InvalidResponse):
         for chunk in itertools.chain([draft.body], chunks):
             if chunk is not None and isinstance(chunk.get("usage"), dict):

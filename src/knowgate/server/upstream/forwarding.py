@@ -96,7 +96,7 @@ class UpstreamForwarder:
         trace.set_question(question)
         trace.way = "question"
         if await self._decide_without_draft(rag, question, trace):
-            trace.way = "race" if self.options.way == "race" else "draft"
+            trace.way = "race" if self.options.way == "race" and trace.decision is None else "draft"
             # Search while the upstream generates the draft: in a race, or if the decision to retrieve is already made.
             if trace.way == "race" or trace.decision is not None:
                 search = BackgroundSearch(self.gate_service, rag, question)

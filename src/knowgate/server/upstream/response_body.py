@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
 
+from knowgate.core.text import MAX_ANSWER_CHARS
 from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
 from knowgate.models.fair_executor import FairExecutor
@@ -140,6 +141,34 @@ async def run_for_size(byte_count: int, work: Callable[[], Result], max_inline: 
 async def read_chat(byte_count: int, work: Callable[[], Result]) -> Result:
     """Run a function that finds the question of a request of this size. Otherwise like `run_for_size`."""
     return await run_for_size(byte_count, work, MAX_INLINE_MESSAGES)
+
+
+def remove_logprobs(completion: dict[str, Any]) -> None:
+    """Set the log-probabilities of every choice of a chat completion to null, in place."""
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and "logprobs" in choice:
+            choice["logprobs"] = None
+
+
+def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
+    """Keep `count` alternatives of each token in the log-probabilities of a chat completion, in place."""
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
+        tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
+        for token in tokens if isinstance(tokens, list) else ():
+            if isinstance(token, dict) and isinstance(token.get("top_logprobs"), list):
+                token["top_logprobs"] = token["top_logprobs"][:count]
+
+
+def cut_logprobs(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice with the log-probabilities of its first tokens only, because gates do not read further."""
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict):
+        return dict(choice)
+    lists = {name: values[:MAX_ANSWER_CHARS] for name, values in logprobs.items() if isinstance(values, list)}
+    return {**choice, "logprobs": {**logprobs, **lists}}
 
 
 async def parse_completion(content: bytes) -> dict[str, Any]:

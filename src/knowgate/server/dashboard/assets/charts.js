@@ -87,5 +87,5 @@ function chooseScale(loss) {
 export function describeLoss(loss) {
   if (!loss.drawn) return "No request has been audited yet.";
   const bounds = `between ${formatPercent(loss.low)} and ${formatPercent(loss.high)}`;
-  return `Audits: ${loss.lost} of ${loss.drawn} answers (${formatPercent(loss.mean)}) would have been different if every request had retrieved. For all requests, the share is ${bounds}, with ${formatPercent(loss.confidence, 0)} confidence.`;
+  return `Audits: following the gate changes ${loss.lost} of ${loss.drawn} answers (${formatPercent(loss.mean)}). The true share is ${bounds}, with ${formatPercent(loss.confidence, 0)} confidence; it is that of all requests if audits were never paused.`;
 }
