@@ -39,6 +39,12 @@ SMALL_QUESTION = "What is the capital of Peru?"
 LONG_QUESTION = "Who wrote the novel Emma, and when? " * 400
 
 
+LARGE_MESSAGES = (
+    {"role": "system", "content": "\N{GRINNING FACE}" + "x" * 4_100_000},
+    {"role": "user", "content": SMALL_QUESTION},
+)
+
+
 def make_chat(content: str) -> dict[str, Any]:
     """Return the body of a chat request."""
     return {"model": "knowgate", "messages": [{"role": "user", "content": content}], "max_tokens": 20}
@@ -71,6 +77,9 @@ LOADS = {
     ),
     "24 responses of 330,000 log-probabilities, read by a gate": Load(
         24, make_chat("330000 tokens?"), gate="logprob:mean"
+    ),
+    "48 chats of 4 MB, again and again": Load(
+        48, {**make_chat(""), "messages": [*LARGE_MESSAGES]}, gate="logprob:mean", repeats=True
     ),
     "10 lists of 256 long questions": Load(10, {"questions": [LONG_QUESTION] * 256}, "/decide"),
 }
@@ -109,8 +118,9 @@ class LargeStub(Stub):
 def serve_stub(connection: Connection) -> None:
     """Run the stub, send its URL, and stop at the next message."""
     for load in LOADS.values():
-        if "messages" in load.body:
-            make_large_response(int(load.body["messages"][-1]["content"].split()[0]))
+        first_word = load.body.get("messages", [{"content": "-"}])[-1]["content"].split()[0]
+        if first_word.isdigit():
+            make_large_response(int(first_word))
     stub = LargeStub(forgets=True)
     with running_stub(stub):
         connection.send(stub.url)

@@ -12,6 +12,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
+from knowgate.models import local_backend
 from knowgate.models.backend import allow_interruption
 from knowgate.models.fair_executor import CLIENT, FairExecutor
 from knowgate.models.hf import loader, local_model
@@ -44,6 +45,14 @@ def reference(model, prompt, max_tokens):
 
 def tokens_of(model, completion):
     return [model.loaded.tokenizer.convert_tokens_to_ids(token.text) for token in completion.tokens]
+
+
+def test_the_tokens_of_all_cached_prompts_are_limited(model, monkeypatch):
+    monkeypatch.setattr(local_backend, "MAX_CACHED_TOKENS", 1_000)
+    prompts = [Prompt(f"Who wrote book {number}? " * 5) for number in range(20)]
+    encoded = [model.encode_all([prompt])[0] for prompt in prompts]
+    assert 0 < sum(map(len, model._encoded_prompts.values())) <= 1_000 < sum(map(len, encoded))
+    assert encoded == model.encode_all(prompts)
 
 
 def test_greedy_answers_equal_transformers_generate_for_prompts_of_different_length(model):

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import BadSetting, ModelError, ServerError, UnsupportedSignal
+from knowgate.models.openai.labels import MAX_CACHED_CHARS, ServerLabelReader
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import LabelPrompt
 from tests.support.chat_server import ChatServer
@@ -182,6 +184,15 @@ def test_a_prefix_stands_before_a_single_part_too():
     server = ChatServer()
     connect(server).label_logits([LabelPrompt(("q?",), raw=False, prefix="Say yes. ")], ["Paris", "Lyon"])
     assert server.after_probe()[0]["messages"][0]["content"] == "Say yes. q?"
+
+
+def test_long_texts_are_not_kept_in_the_cache(monkeypatch):
+    calls = []
+    endpoint = SimpleNamespace(tokenize_text=lambda text, special: calls.append(text) or (1,))
+    reader = ServerLabelReader(endpoint)
+    for text in ("x" * MAX_CACHED_CHARS, "x" * (MAX_CACHED_CHARS + 1)) * 2:
+        reader._tokenize(text, False)
+    assert [len(text) - MAX_CACHED_CHARS for text in calls] == [0, 1, 1]
 
 
 def test_a_text_is_tokenized_only_once():

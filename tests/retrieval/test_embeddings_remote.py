@@ -8,7 +8,7 @@ import pytest
 
 from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval import load_retriever
-from knowgate.retrieval.embeddings import RemoteEmbedder, SentenceEmbedder, load_embedder
+from knowgate.retrieval.embeddings import MAX_WIDTH, RemoteEmbedder, SentenceEmbedder, load_embedder
 from knowgate.retrieval.index import build_index
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.llama_server import running_llama
@@ -119,3 +119,28 @@ def test_a_real_server_embeds_texts():
     # places are kept; that server's own batches of a causal LLM are not exact, so the one between is not compared
     np.testing.assert_allclose(together[[0, 2]], [first, far], atol=0.02)
     assert first @ near > first @ far
+
+
+@pytest.mark.parametrize(("width", "is_accepted"), [(MAX_WIDTH, True), (MAX_WIDTH + 1, False)])
+def test_the_width_of_vectors_is_limited(width, is_accepted):
+    rows = [{"index": 0, "embedding": [1.0] * width}]
+    remote = embedder(lambda request: httpx.Response(200, json={"data": rows}))
+    if is_accepted:
+        assert remote.embed(["a"]).shape == (1, width)
+    else:
+        with pytest.raises(ServerError, match="at most 16,384 numbers"):
+            remote.embed(["a"])
+
+
+def test_cookies_of_a_server_are_not_kept():
+    seen = []
+
+    def answer(request):
+        seen.append(request.headers.get("Cookie"))
+        rows = [{"index": 0, "embedding": [1.0, 0.0]}]
+        return httpx.Response(200, json={"data": rows}, headers={"Set-Cookie": "session=7"})
+
+    remote = embedder(answer)
+    for text in ("a", "b"):
+        remote.embed([text])
+    assert seen == [None, None]

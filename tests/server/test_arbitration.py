@@ -231,3 +231,17 @@ class FakeResponse:
     async def iter_any(self):
         for piece in self.chunks:
             yield piece
+
+
+def test_a_streamed_tool_call_is_no_choice_of_the_arbiter(serve, stub, monkeypatch):
+    stub.sure, send = -9.0, stub._send
+
+    async def call_tool(reply, body, delta, finish=None):
+        if "<passages>" in str(body) and delta:
+            delta = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look", "arguments": "{}"}}]}
+        await send(reply, {**body, "logprobs": False} if "tool_calls" in delta else body, delta, finish)
+
+    monkeypatch.setattr(stub, "_send", call_tool)
+    address, _ = serve(gate="logprob:mean")
+    report = events(ask(address, UNKNOWN, stream=True))[0]["knowgate"]
+    assert (report["retrieve"], "choice" in report) == (True, False)

@@ -15,7 +15,8 @@ import knowgate.server.app as app_module
 from knowgate.server import database
 from knowgate.server.database import SqliteStore
 from knowgate.server.json_api import ApiError
-from knowgate.server.learning.audit import AuditRecord, AuditStore
+from knowgate.server.learning import audit_store
+from knowgate.server.learning.audit_store import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry import decision_log, trace
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, DecisionRow
@@ -261,6 +262,42 @@ def test_an_unavailable_log_writes_one_line_for_many_requests(tmp_path, monkeypa
     assert caplog.text.count("The decision log is unavailable") == 1
 
 
+def test_a_start_reads_neither_texts_nor_labels_of_audits(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit_store, "ROWS_AT_ONCE", 2)
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    for kind in ("loss", "label", "loss", "failed", "loss", "label"):
+        record = AuditRecord("kg-1", "a", "scope", kind, None if kind == "failed" else 1.0, "closed", "open", "bob")
+        asyncio.run(AuditStore(log).add(record))
+    audits = AuditStore(log).read_all()
+    log.close()
+    assert [(item.kind, item.closed, item.opened, item.owner) for item in audits] == [
+        (kind, None, None, "bob") for kind in ("loss", "loss", "failed", "loss")
+    ]
+
+
+def test_rows_of_earlier_versions_are_upgraded_once(tmp_path, monkeypatch):
+    upgrades, upgrade = [], decision_log.upgrade_records
+    monkeypatch.setattr(decision_log, "upgrade_records", lambda store: upgrades.append(store) or upgrade(store))
+    for days, count in ((7, 2), (0, 2)):  # for some days, processes of an earlier version may still write
+        monkeypatch.setattr(decision_log, "UPGRADE_DAYS", days)
+        for _ in range(2):
+            DecisionLog(str(tmp_path / "d.db"), stores_questions=False).close()
+        assert len(upgrades) == count
+
+
+def test_decisions_that_wait_for_a_lock_when_the_server_ends_are_tried_once_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, "LOCK_TIMEOUT_SECONDS", 1.0)
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    with closing(sqlite3.connect(tmp_path / "d.db", isolation_level=None)) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN IMMEDIATE")
+        first = log.append({"id": "kg-1"}, None)
+        end = pool.submit(log.close)
+        assert "locked" in str(first.exception(timeout=10))
+        other.execute("ROLLBACK")
+        end.result(30)
+        assert (log.lost_count, other.execute("SELECT id FROM decisions").fetchall()) == (0, [("kg-1",)])
+
+
 def test_decisions_are_lost_if_the_log_is_locked_until_the_server_ends(locked_log):
     log, _ = locked_log
     log.append({"id": "kg-1"}, None)
@@ -442,9 +479,11 @@ def test_an_audit_of_a_deleted_decision_is_stored_without_its_texts(tmp_path):
     log.append({"id": "kg-1"}, "Who is Jane?").result(30)
     audits = AuditStore(log)
     records = [AuditRecord(id, "a", "scope", "loss", 1.0, "closed", "open") for id in ("kg-1", "kg-2")]
-    stored = [asyncio.run(audits.add(record))[-1] for record in records]  # there is no decision kg-2
+    for record in records:  # there is no decision kg-2
+        asyncio.run(audits.add(record))
+    stored = log.run_blocking(lambda store: store.fetch_rows("SELECT closed, opened FROM audits ORDER BY number"))
     log.close()
-    assert [(audit.closed, audit.opened) for audit in stored] == [("closed", "open"), (None, None)]
+    assert stored == [("closed", "open"), (None, None)]
 
 
 def test_a_correction_of_a_deleted_decision_is_not_stored(tmp_path):

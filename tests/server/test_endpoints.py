@@ -344,3 +344,18 @@ def test_a_list_of_questions_that_fails_midway_is_not_logged(serve, tmp_path, mo
     reply = httpx.post(f"{address}/v1/decide", json={"questions": [KNOWN, UNKNOWN]}, timeout=30)
     assert (reply.status_code, len(calls)) == (502, 2)
     assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["decided"] == 0
+
+
+@pytest.mark.parametrize("path", ["feedback", "forget", "learning/clear"])
+def test_many_unknown_fields_are_one_error(serve, tmp_path, path):
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "shadow": True})
+    reply = httpx.post(f"{address}/v1/{path}", json={f"x{number}": 1 for number in range(10_000)}, timeout=30)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the request body has more than 20 fields.")
+
+
+def test_a_decision_of_a_rule_is_recorded(serve, tmp_path):
+    address, _ = serve(gate="logprob:first", options={"decisions": str(tmp_path / "d.db")})
+    reply = httpx.post(f"{address}/v1/decide", json={"question": "Thanks a lot!"}, timeout=30)
+    assert reply.headers["x-knowgate-retrieve"] == "false"
+    record = httpx.get(f"{address}/v1/decisions/{reply.json()['id']}").json()
+    assert (record["rule"], record["retrieve"]) == (reply.json()["rule"], False)

@@ -167,3 +167,19 @@ def test_an_upstream_that_is_down_does_not_keep_the_server_from_starting(invente
     settings = kg.PipelineOptions(model=invented.model, docs=invented.docs)
     app = create_app(settings, ServeOptions(upstream="http://127.0.0.1:1/v1", upstream_model="m"))
     assert app.state.service.gate_service.rag.gate.name == "logprob"
+
+
+def test_a_cookie_of_the_upstream_is_not_sent_with_the_request_of_another_client(serve, stub, monkeypatch):
+    plain = stub._plain
+
+    async def set_cookie(body):
+        response = await plain(body)
+        response.set_cookie("session", "7")
+        return response
+
+    monkeypatch.setattr(stub, "_plain", set_cookie)
+    options = {"upstream": stub.url.replace("127.0.0.1", "localhost")}
+    address, _ = serve(upstream=False, gate="never", options=options)
+    for _ in range(2):
+        assert ask(address).status_code == 200
+    assert [headers.get("Cookie") for headers in stub.headers] == [None, None]

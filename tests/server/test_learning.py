@@ -1,10 +1,12 @@
 """Learning from traffic: audits, loss, alarm, shadow mode, A/B tests, labels and feedback."""
 
 import asyncio
+import gc
 import json
 import sqlite3
 import threading
 import time
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from aiohttp import web
+from starlette.responses import Response
 
 import knowgate as kg
 from knowgate import AdaptiveRAG, load_gate
@@ -25,18 +28,12 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
-from knowgate.server.learning import answer_text, answers, audit
-from knowgate.server.learning.answer_text import StreamText
+from knowgate.server.learning import answer_text, answers, audit, audit_store
+from knowgate.server.learning.answer_text import StreamText, capture_answer
 from knowgate.server.learning.answers import label_by_feedback
 from knowgate.server.learning.arms import ExperimentArm
-from knowgate.server.learning.audit import (
-    MAX_PENDING_AUDITS,
-    POLL_SECONDS,
-    Auditor,
-    AuditRecord,
-    AuditStore,
-    _update_monitor,
-)
+from knowgate.server.learning.audit import MAX_PENDING_AUDITS, POLL_SECONDS, Auditor, _update_monitor
+from knowgate.server.learning.audit_store import AuditRecord, AuditStore
 from knowgate.server.learning.learner import _compute_scope
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
@@ -619,7 +616,7 @@ def test_an_alarm_of_one_key_is_logged_once(caplog):
 
 
 def test_clearing_an_alarm_fails_soon_if_the_log_does_not_respond(serve, stub, tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(audit_store, "READ_SECONDS", 0.1)
     address, app = serve(gate="never", options=audit_options(tmp_path, max_changed=0.1))
     ends = threading.Event()
     app.state.service.decision_log._thread.submit(ends.wait, PATIENCE)
@@ -1033,6 +1030,14 @@ def test_only_the_beginning_of_a_streamed_answer_is_kept_in_memory():
     assert sum(map(len, stream_text.pieces)) < 2 * MAX_ANSWER_CHARS
 
 
+@pytest.mark.parametrize("kind", ["custom_tool_call_input.delta", "function_call_arguments.delta", "refusal.delta"])
+def test_a_streamed_response_without_text_is_unreadable(kind):
+    stream_text = StreamText()
+    for event in (b'{"type":"response.%s","delta":"x"}' % kind.encode(), b'{"type":"response.completed"}'):
+        stream_text.feed(b"data: " + event + b"\n\n")
+    assert (stream_text.text, stream_text.is_unreadable) == (None, True)
+
+
 def test_an_incomplete_stream_has_no_text():
     stream_text = StreamText()
     stream_text.feed(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
@@ -1293,3 +1298,18 @@ def test_audits_with_another_reranker_do_not_count():
         for reranker in (*rerankers, NamedReranker("a"))
     ]
     assert (len(set(scopes)), scopes[1]) == (3, scopes[3])
+
+
+def test_a_response_that_is_learnt_from_is_no_circular_reference():
+    async def learn(text, is_unreadable):
+        pass
+
+    response = Response("{}")
+    capture_answer(response, learn)
+    reference = weakref.ref(response)
+    gc.disable()
+    try:
+        del response
+        assert reference() is None
+    finally:
+        gc.enable()

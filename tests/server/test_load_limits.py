@@ -97,7 +97,8 @@ def test_the_memory_of_large_requests_in_progress_is_limited(serve, tmp_path):
     until(lambda: not budget.bytes_by_client)
 
 
-def test_large_requests_that_wait_for_their_estimate_are_counted(serve, tmp_path):
+def test_large_requests_that_wait_for_their_estimate_are_counted(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(load_limits, "MAX_TURN_BYTES", 0)
     key = add_key(tmp_path / "keys.json", "first")
     address, app = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     service, ends = app.state.service, threading.Event()
@@ -241,27 +242,34 @@ def test_a_request_of_many_invalid_values_builds_few_errors(model, body, field):
         parse_request(model, body)
 
 
-@pytest.mark.parametrize(("count", "is_parsed_in_thread"), [(1_000, False), (21_000, True)])
-def test_a_small_body_of_many_values_is_parsed_in_a_thread(serve, monkeypatch, count, is_parsed_in_thread):
-    parsing_threads = []
-
-    def parse(*args):
-        parsing_threads.append(threading.current_thread())
-        return parse_json_object(*args)
-
+@pytest.mark.parametrize(
+    ("path", "count", "runner"),
+    [
+        ("chat/completions", 1_000, None),
+        ("chat/completions", 21_000, "run_in_turn"),
+        ("embeddings", 21_000, "run_in_thread"),
+    ],
+)
+def test_a_small_body_of_many_values_waits_for_its_turn(serve, monkeypatch, path, count, runner):
     address, _ = serve(gate="never")
-    monkeypatch.setattr(json_api, "parse_json_object", parse)
-    assert _post(address, "x", CHAT + f"[{'1,' * count}1]}}").status_code == 200
-    loop_threads = []
-    monkeypatch.setattr(json_api, "is_large", lambda body: loop_threads.append(threading.current_thread()))
-    assert _post(address, "x", CHAT + "1}").status_code == 200
-    assert (parsing_threads[0] is not loop_threads[0]) == is_parsed_in_thread
+    runners = []
+
+    def record(name):
+        run = getattr(load_limits, name)
+        monkeypatch.setattr(load_limits, name, lambda *args: runners.append(name) or run(*args))
+
+    record("run_in_turn")
+    record("run_in_thread")
+    content = CHAT + f"[{'1,' * count}1]" + ',"input":"a"}'
+    assert httpx.post(f"{address}/v1/{path}", content=content, timeout=30).status_code == 200
+    assert set(runners) == ({runner} if runner else set())
 
 
 class SlowParser:
-    """Parses bodies, but waits at the first one until it is released. `names` are those of the parsed bodies."""
+    """Parses bodies in a thread, but waits at the first one until it is released. `names` are those of the parsed bodies."""
 
     def __init__(self, app, monkeypatch):
+        monkeypatch.setattr(load_limits, "MAX_TURN_BYTES", 0)
         self.calls = app.state.service._parser_thread._waiting
         self.release = threading.Event()
         self.names = []
@@ -620,3 +628,32 @@ def test_the_event_loop_stops_for_as_long_as_it_worked_while_an_llm_on_a_cpu_wor
     with pytest.raises(RuntimeError):  # the end of `times`
         asyncio.run(load_limits.share_processor(lambda: model))
     assert [round(pause, 3) for pause in pauses] == ([0.1, 0.03] if has_calls and is_interruptible else [])
+
+
+def test_a_single_body_fits_whatever_its_estimate():
+    budget = BodyBudget(100, largest_body=1)
+    budget.reserve("a", 1_000)
+    with pytest.raises(ApiError, match="at once"):
+        budget.reserve("b", 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "values", "is_in_turn"), [(4 << 20, 50_000, True), (5 << 20, 10, False), (1 << 20, 50_001, False)]
+)
+def test_long_json_is_read_in_a_thread(size, values, is_in_turn):
+    with ThreadPoolExecutor(1) as pool:
+        assert (load_limits.choose_runner(pool, size, values) is load_limits.run_in_turn) is is_in_turn
+
+
+def test_large_requests_are_read_one_after_the_other_and_keys_take_turns():
+    order = []
+
+    async def read(name):
+        CLIENT.set(name[0])
+        await load_limits.run_in_turn(lambda: order.append(name))
+
+    async def read_all():
+        await asyncio.gather(*map(read, ("a1", "a2", "a3", "b1")))
+
+    asyncio.run(read_all())
+    assert order == ["a1", "b1", "a2", "a3"]

@@ -17,7 +17,7 @@ from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
 from knowgate.evaluation.server_log import read_logged_questions, read_server_log
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.database import DECISION_TABLES, _to_sqlite
-from knowgate.server.learning.audit import AuditRecord, AuditStore
+from knowgate.server.learning.audit_store import AuditRecord, AuditStore
 from knowgate.server.telemetry.decision_log import DecisionLog
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import KNOWN

@@ -427,6 +427,8 @@ def test_invalid_new_settings_keep_the_old_ones(invented, stub):
     with run_server(app) as address:
         assert reload(app, address) is False
         assert ask(address).json()["knowgate"]["gate"] == "never"
+        given[0] = kg.PipelineOptions(gate="always", docs=invented.docs, log="history.db")  # needs a restart
+        assert reload(app, address) is False
         given[0] = kg.PipelineOptions(gate="always", docs=invented.docs, threshold=0.25)
         assert reload(app, address) is True
         assert ask(address).json()["knowgate"]["threshold"] == 0.25

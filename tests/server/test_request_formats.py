@@ -1,5 +1,6 @@
 """Plain questions in completions and responses; other prompts are forwarded unchanged."""
 
+import json
 import threading
 import time
 
@@ -233,7 +234,7 @@ def test_only_the_latest_messages_of_a_long_chat_are_read(monkeypatch):
 @pytest.mark.parametrize(
     ("path", "module", "function"),
     [
-        ("chat/completions", forwarding, "parse_request"),
+        ("chat/completions", forwarding, "extract_question"),
         ("responses", request_formats, "extract_question"),
     ],
 )
@@ -260,3 +261,10 @@ def test_long_chats_are_read_outside_the_event_loop(serve, monkeypatch, path, mo
     assert threads
     assert loop_threads
     assert not set(threads) & set(loop_threads)
+
+
+def test_the_language_of_the_instruction_is_that_of_the_text_alone():
+    part = {"type": "text", "text": "Who wrote Emma?", "note": "\N{CJK UNIFIED IDEOGRAPH-8C01}" * 1_000}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    inserted = request_formats.insert_passages(body, [Passage("1", "Jane Austen did.")], "user")
+    assert "Passages from documents" in json.dumps(inserted)

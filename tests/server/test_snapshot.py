@@ -43,6 +43,14 @@ def test_combined_statistics_are_sums():
     assert report["stages"]["gate"] == {"n": 3, "p50": 100.0, "p95": 300.0, "p99": 300.0}
 
 
+def test_the_last_hour_is_shown_after_a_correction_of_the_clock(monkeypatch):
+    snapshot, now = MetricsSnapshot(), time.time()
+    for minutes in (*range(600, 660), 0, 1):
+        monkeypatch.setattr("knowgate.server.telemetry.snapshot.time.time", lambda at=now + 60 * minutes: at)
+        count(snapshot, retrieve=True)
+    assert len(snapshot.minutes) == 2
+
+
 def test_questions_that_the_gate_would_skip_are_counted():
     snapshot = MetricsSnapshot()
     count(snapshot, retrieve=True)

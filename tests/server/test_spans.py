@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from knowgate.server.telemetry import spans
-from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.spans import RequestSpans, _name_span, create_tracer_provider
+from knowgate.server.telemetry.trace import RequestTrace, StageTiming
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.processes import until
@@ -146,3 +146,8 @@ def test_a_collector_that_hangs_does_not_delay_the_end_of_the_server(monkeypatch
     assert not sent.is_set()
     assert "did not answer in 0.1 seconds" in caplog.text
     released.set()
+
+
+def test_an_odd_name_of_an_llm_can_be_exported():
+    trace = RequestTrace(model_name="llm-\ud800")
+    assert _name_span(StageTiming("answer", 0.0, 1.0), trace) == "chat llm-?"

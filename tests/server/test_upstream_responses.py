@@ -2,12 +2,14 @@
 
 import asyncio
 import functools
+import gc
 import gzip
 import itertools
 import json
 import socket
 import threading
 import time
+import weakref
 
 import httpx
 import pytest
@@ -17,10 +19,11 @@ from knowgate.server import streaming
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.json_api import LARGE_BODY_BYTES
 from knowgate.server.upstream import draft, response_body
+from knowgate.server.upstream.client import UpstreamClient
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.hostile_server import HostileServer, endless, http
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, until
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
@@ -502,3 +505,30 @@ def test_a_failed_response_of_the_responses_api_is_recorded_as_an_error(serve_ho
     body = {"model": "m", "input": UNKNOWN, "stream": True}
     id = httpx.post(f"{address}/v1/responses", json=body, timeout=30).headers["x-knowgate-id"]
     assert httpx.get(f"{address}/v1/decisions/{id}").json()["status"] == 502
+
+
+def test_an_object_that_stays_incomplete_before_many_empty_lines_takes_linear_time(serve_hostile, hostile):
+    event = b'data: {"a":[' + b"{}," * 20_000 + b"\n" + b"data:\n" * 2_000 + b"\n"
+    hostile.reply = STREAM_HEAD + event + b"data: [DONE]\n\n"
+    start = time.monotonic()
+    ask(serve_hostile(), stream=True)
+    assert time.monotonic() - start < 5
+
+
+def test_a_response_that_breaks_off_is_no_circular_reference(serve_hostile, hostile, monkeypatch):
+    references = []
+    record = UpstreamClient.record_body_error
+
+    def keep_reference(self, error, response):
+        references.append(weakref.ref(response))
+        return record(self, error, response)
+
+    monkeypatch.setattr(UpstreamClient, "record_body_error", keep_reference)
+    hostile.reply = JSON_HEAD.replace(b"\r\n\r\n", b"\r\nContent-Length: 1000\r\n\r\n") + b"{"
+    address = serve_hostile()
+    gc.disable()
+    try:
+        assert ask(address).status_code == 502
+        until(lambda: references and references[0]() is None)
+    finally:
+        gc.enable()

@@ -52,7 +52,9 @@ def supervisor(monkeypatch, tmp_path):
     monkeypatch.setattr(worker_supervisor.signal, "signal", lambda *args: None)
     monkeypatch.setattr(worker_supervisor.signal, "pthread_sigmask", lambda *args: None)
     listener = socket.socket()
-    supervisor = worker_supervisor.WorkerSupervisor(SimpleNamespace(workers=2), [listener], tmp_path / "problem.txt")
+    supervisor = worker_supervisor.WorkerSupervisor(
+        SimpleNamespace(workers=2, timeout_graceful_shutdown=1), [listener], tmp_path / "problem.txt"
+    )
     supervisor.processes = [FakeWorker(), FakeWorker()]
     yield supervisor
     listener.close()

@@ -1,7 +1,7 @@
 """HTTP clients with a deadline per request, a maximum response size, and error messages without secrets.
 
-httpx limits the time of each read but not of the whole request. Here every read and write of a connection also ends at
-the deadline of the request, so a server that sends one byte per second is cut off. Redirects are not followed.
+httpx limits the time of each read but not of the whole request. Here every read and write of a connection also ends at the
+deadline of the request, so a server that sends one byte per second is cut off. There are no redirects and no cookies.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
 import httpcore
@@ -38,11 +39,9 @@ MAX_RESPONSE_BYTES = 16 << 20  # 64 embeddings of 8,192 numbers each take less
 MAX_RESPONSE_VALUES = 1_000_000
 LARGE_RESPONSE_BYTES = 64 << 10  # larger ones are parsed one at a time
 _LARGE_RESPONSE_LOCK = threading.Lock()
-# gzip expands data at most about 1,000 times; other encodings have no such limit.
-ALLOWED_ENCODINGS = ("", "identity", "gzip")
+ALLOWED_ENCODINGS = ("", "identity", "gzip")  # gzip expands data about 1,000 times at most; others have no such limit
 REQUEST_DEADLINE: ContextVar[float] = ContextVar("deadline of this thread's request", default=math.inf)
-MAX_CONCURRENT_REQUESTS = 8
-MAX_RETRIES = 2
+MAX_CONCURRENT_REQUESTS, MAX_RETRIES = 8, 2
 SETUP_STATUSES = (401, 403, 404, 408, 429)  # they do not depend on the content of a request
 
 
@@ -290,8 +289,9 @@ def create_client(**options: Any) -> httpx.Client:
     Raises:
         BadSetting: The proxy or the certificates that an environment variable names cannot be used.
     """
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
     try:
-        return httpx.Client(**options)
+        return httpx.Client(cookies=no_cookies, **options)
     except (ImportError, ValueError, OSError, httpx.InvalidURL):
         names = [name for name in NETWORK_VARIABLES if os.environ.get(name)]
         raise BadSetting(

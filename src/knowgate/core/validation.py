@@ -32,11 +32,8 @@ JSON_SEPARATORS = (b",", b"[", b"{")
 LIST_BRACKETS = bytes.maketrans(b"{}", b"[]")
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))  # all other bytes
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-# Escaped in JSON: a pair, which stands for one character, or one without its partner.
-ESCAPED_SURROGATES = re.compile(
-    r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[89a-fA-F][0-9a-fA-F]{2})"
-)
-ESCAPE_LENGTH = len(r"\ud800")
+MAX_ENCODED_VALUES = 100_000  # values of JSON that are written at once
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # in JSON, also of a pair, which stands for one character
 
 
 def check_regular_file(path: Path) -> None:
@@ -79,10 +76,10 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
         replace_surrogates: Accept lone surrogates and replace them by U+FFFD.
     """
     value = _decode(text, where)
-    surrogate = _find_lone_surrogate(text)
+    check_json_depth(text, where)
+    surrogate = _find_lone_surrogate(text, value)
     if surrogate and not (allow_surrogates or replace_surrogates):
         raise _make_surrogate_error(surrogate, where)
-    check_json_depth(text, where)
     if surrogate and replace_surrogates:
         # json.dumps writes lone surrogates unescaped, so a substitution replaces those of all keys and values. It has short
         # parts, because other threads wait for each.
@@ -296,14 +293,20 @@ def _make_surrogate_error(code: str, where: str) -> BadInput:
     return BadInput(f"{where} contains invalid Unicode (the lone surrogate {code}). Remove it.")
 
 
-def _find_lone_surrogate(text: str) -> str:
-    """Return a lone surrogate in valid JSON, such as "\\ud800", or ""."""
-    if not text.isascii() and (character := LONE_SURROGATE.search(text)) is not None:
-        return f"\\u{ord(character[0]):04x}"
-    if "\\u" in text:
-        for match in ESCAPED_SURROGATES.finditer(text.replace(r"\\", "")):  # without escaped backslashes
-            if len(match[0]) == ESCAPE_LENGTH:
-                return match[0].lower()
+def _find_lone_surrogate(text: str, value: Any) -> str:
+    """Return a lone surrogate in a JSON text or in the value parsed from it, such as "\\ud800", or ""."""
+    parsed_text = ""
+    if SURROGATE_ESCAPE.search(text):
+        encoder = json.JSONEncoder(ensure_ascii=False)
+        # Other threads wait for `encode`, but only once for each value that `iterencode` writes.
+        is_long = text.count(",") > MAX_ENCODED_VALUES
+        parsed_text = "".join(encoder.iterencode(value)) if is_long else encoder.encode(value)
+    try:
+        for part in (text, parsed_text):
+            if not part.isascii():
+                part.encode()  # faster than a search for surrogates, during which other threads wait
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(part[error.start]):04x}"
     return ""
 
 

@@ -23,6 +23,7 @@ from knowgate.types import Model, TextStream, Vector
 from knowgate.types.records import Completion, LabelPrompt, Prompt, Signal, SignalRequest, Token
 
 TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
+MAX_CACHED_TOKENS = 4_000_000  # of these prompts together: 16 MB, and up to as much again for their texts
 ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts
 
 
@@ -160,9 +161,9 @@ class LocalBackend(GeneratingBackend, Model):
             for prompt, ids in self._tokenize_prompts(missing).items():
                 cache[prompt] = array("i", ids)
             encoded = [cache[prompt].tolist() for prompt in prompts]
-            while len(cache) > TOKEN_CACHE_SIZE:
-                oldest = next(iter(cache))
-                del cache[oldest]
+            n_tokens = sum(map(len, cache.values()))
+            while len(cache) > TOKEN_CACHE_SIZE or n_tokens > MAX_CACHED_TOKENS:
+                n_tokens -= len(cache.pop(next(iter(cache))))  # the oldest
         return encoded
 
     def _tokenize_prompts(self, prompts: Sequence[Prompt]) -> dict[Prompt, list[int]]:

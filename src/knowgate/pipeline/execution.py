@@ -193,6 +193,7 @@ async def _iterate_in_one_call(model: Model, steps: Generator[Item, None, None])
             await running
         finally:
             running.cancel()
+            del running  # its error refers to this frame, so the memory of the question could not be freed at once
 
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:

@@ -33,6 +33,7 @@ PACKAGED_EMBEDDERS = (DEFAULT_EMBEDDER, "mpnet", "m3e")
 OPENAI_PREFIX = "openai:"
 EMBEDDING_KEY_VARIABLES = ("KNOWGATE_EMBED_KEY", "OPENAI_API_KEY")
 BATCH_SIZE = 64  # texts per forward pass, or per request
+MAX_WIDTH = 16_384  # numbers of a vector from a server; histories and indexes keep all vectors
 _FINGERPRINTED_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
 
 
@@ -173,10 +174,10 @@ class RemoteEmbedder:
             vectors = np.array([row["embedding"] for row in rows], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
             vectors = np.empty(0)
-        if vectors.ndim != 2 or len(vectors) != n or not vectors.shape[1]:
+        if vectors.ndim != 2 or len(vectors) != n or not 0 < vectors.shape[1] <= MAX_WIDTH:
             raise RejectionError(
-                f"{self._server.name} returned no list of {n} vectors of equal length under 'data'. Check the model and the "
-                "URL. Most URLs end in /v1."
+                f"{self._server.name} returned no list of {n} vectors of equal length under 'data', with at most {MAX_WIDTH:,} "
+                "numbers each. Check the model and the URL. Most URLs end in /v1."
             )
         return vectors
 

@@ -104,7 +104,10 @@ async def delete_expired_hourly(service: Service) -> None:
             service.decision_log.delete_expired()
         retriever = service.gate_service.rag.retriever
         if isinstance(retriever, FingerprintCachingRetriever) and isinstance(retriever.retriever, WebRetriever):
-            await asyncio.to_thread(retriever.retriever.delete_expired)
+            try:
+                await asyncio.to_thread(retriever.retriever.delete_expired)
+            except OSError:
+                log.exception("Expired web searches could not be deleted. This is tried again in an hour.")
         del retriever  # otherwise this task would keep the old index in memory after a reload of the settings
         await asyncio.sleep(CLEANUP_SECONDS)
 
@@ -221,7 +224,7 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
     """Answer requests with an unknown path or method with a JSON error."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     messages = {
-        404: f"unknown endpoint {request.url.path[:100]}. See /docs for all endpoints.",
+        404: f"unknown endpoint {request.scope['path'][:100]}. See /docs for all endpoints.",
         405: f"the method {request.method} is not allowed for this endpoint. See /docs for the allowed ones.",
     }
     headers: dict[str, Any] = dict(getattr(error, "headers", None) or {})
@@ -389,6 +392,8 @@ class SettingsReloader:
         async with self._lock:
             try:
                 settings = await asyncio.to_thread(self._read_settings)
+                if (settings.log is None) != (self._settings.log is None):  # questions are stored only for a history
+                    raise BadSetting("`log` was added or removed. Restart the server for that.")
                 gate_service = await asyncio.to_thread(self._build_gate_service, settings)
                 close_old = await self._service.replace_gate_service(gate_service, settings)
             except Exception as error:  # noqa: BLE001 - such as too many open files, which no other line would report

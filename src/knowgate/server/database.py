@@ -70,16 +70,24 @@ SOURCE_QUESTION_TABLES = (
     "CREATE INDEX source_questions_by_key ON source_questions (question_key)",
     "CREATE INDEX source_questions_of ON source_questions (decision)",
 )
+# Version 5: whether the rows of earlier versions were upgraded, which reads all of them.
+UPGRADE_TABLES = ("CREATE TABLE upgrades (at DOUBLE PRECISION NOT NULL)",)
 # Version 2 of the counters: the number of requests of a key in each of the latest seconds.
 REQUEST_TABLES = (
     "CREATE TABLE requests (key TEXT NOT NULL, second BIGINT NOT NULL, count BIGINT NOT NULL)",
     "CREATE UNIQUE INDEX requests_of ON requests (key, second)",
 )
-DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES, SOURCE_QUESTION_TABLES)
+DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES, SOURCE_QUESTION_TABLES, UPGRADE_TABLES)
 RATE_LIMIT_MIGRATIONS = (RATE_LIMIT_TABLES, REQUEST_TABLES)
 ADD_COLUMN = re.compile(r"ALTER TABLE (?P<table>\w+) ADD COLUMN (?P<column>\w+)")
 CREATE_TABLE = re.compile(r"CREATE TABLE (?P<table>\w+) \((?P<columns>.*)\)$")
-SERVER_MIGRATIONS = (SERVER_TABLES, OWNER_COLUMNS, (*DELETION_TABLES, *REQUEST_TABLES), SOURCE_QUESTION_TABLES)
+SERVER_MIGRATIONS = (
+    SERVER_TABLES,
+    OWNER_COLUMNS,
+    (*DELETION_TABLES, *REQUEST_TABLES),
+    SOURCE_QUESTION_TABLES,
+    UPGRADE_TABLES,
+)
 
 
 def _list_columns(statements: Iterable[str]) -> dict[str, frozenset[str]]:

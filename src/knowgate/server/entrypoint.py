@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -187,6 +188,6 @@ def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
         "proxy_headers": False,
         "server_header": False,
         "ws": "none",
-        "timeout_graceful_shutdown": max(1, round(options.deadline)),
+        "timeout_graceful_shutdown": math.ceil(options.deadline) + 1,
         "timeout_worker_healthcheck": HANG_SECONDS,
     }

@@ -224,6 +224,8 @@ def parse_request(model: type[RequestType], body: Mapping[str, Any]) -> RequestT
     Raises:
         ApiError: 400 if a field is invalid. The message names the first one.
     """
+    if model.model_config.get("extra") == "forbid" and len(body) > MAX_FIELDS:  # building an error for each takes long
+        raise ApiError(400, f"the request body has more than {MAX_FIELDS} fields.", "invalid_type")
     try:
         return model.model_validate(body)
     except ValidationError as error:

@@ -9,7 +9,7 @@ import math
 import mmap
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 
@@ -26,13 +27,16 @@ from knowgate.errors import get_brief
 from knowgate.models.backend import can_interrupt
 from knowgate.models.fair_executor import CLIENT, FairExecutor, TurnQueue
 from knowgate.server.auth.api_keys import ApiKey
-from knowgate.server.json_api import ApiError
+from knowgate.server.json_api import MAX_JSON_VALUES, ApiError
 
 Result = TypeVar("Result")
 
 
 MAX_UNFINISHED_BYTES = 256 << 20  # bytes of all large request bodies that have not arrived completely
-MAX_PARSED_BYTES = 1 << 30  # memory of all large request bodies in progress
+MAX_TURN_BYTES = (
+    4 << 20
+)  # of a JSON text that is read in the event loop; with MAX_JSON_VALUES, this takes about 0.1 s at most
+MAX_PARSED_BYTES = 512 << 20  # memory of all large request bodies in progress
 UPLOAD_FACTOR = 8  # unfinished bodies of all clients, as a multiple of those of one client
 
 
@@ -95,7 +99,8 @@ class BodyBudget:
         """Return whether a client can reserve this memory."""
         largest = max(self.max_bytes // 2, size)  # a single body always fits
         is_client_full = self.bytes_by_client[client] + size > largest
-        is_full = self.bytes_by_client.total() + size > self.max_bytes
+        reserved = self.bytes_by_client.total()
+        is_full = reserved > 0 and reserved + size > self.max_bytes
         return size <= 0 or not (is_client_full or is_full)
 
     def reserve(self, client: str, size: int) -> None:
@@ -353,6 +358,27 @@ async def run_in_thread(threads: Executor, work: Callable[[], Result], timeout: 
     async with nullcontext() if timeout is None else limit_time(timeout):
         with open_stoppable_context() as context:
             return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, FairLock] = WeakKeyDictionary()
+
+
+async def run_in_turn(work: Callable[[], Result]) -> Result:
+    """Run a function that takes some milliseconds, in the event loop. Other requests run between two of them; keys take turns.
+
+    A thread would delay other requests more: the event loop would wait for Python's global lock at each of its operations.
+    """
+    async with _turns.setdefault(asyncio.get_running_loop(), FairLock()):
+        await asyncio.sleep(0)
+        return work()
+
+
+def choose_runner(
+    threads: Executor, byte_count: int, max_values: int
+) -> Callable[[Callable[[], Result]], Coroutine[Any, Any, Result]]:
+    """Return how to run functions that read a JSON text: in turn in the event loop, or in a thread if they may take long."""
+    is_short = byte_count <= MAX_TURN_BYTES and max_values <= MAX_JSON_VALUES
+    return run_in_turn if is_short else partial(run_in_thread, threads)
 
 
 async def run_in_place(

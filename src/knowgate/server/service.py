@@ -197,7 +197,8 @@ class Service:
     def _count_request(self, route: str, status: int, start: float, seconds: float, trace: RequestTrace) -> None:
         """Add a request to the metrics. Its response started after `start` seconds, and was ready after `seconds`."""
         self.metrics.add_request(route, status, start, trace)
-        is_rejected = trace.client_request is None and status in (401, 403)  # not by the upstream
+        has_no_key = self.options.keys is not None and not trace.owner
+        is_rejected = has_no_key or (trace.client_request is None and status == 403)  # 403: not by the upstream
         if route in ANSWER_ROUTES and not is_rejected:
             self.snapshot.add_request(status, seconds, trace)
             self.snapshot_exchange.schedule_write()
@@ -255,7 +256,7 @@ class Service:
         raw_body: bytes = request.state.body
         if not json_api.is_large(raw_body):
             return json_api.parse_json_object(raw_body, max_values)
-        run = partial(load_limits.run_in_thread, self._parser_thread)
+        run = load_limits.choose_runner(self._parser_thread, len(raw_body), max_values)
         client = load_limits.identify_client(request, request.state.key)
         with self.parsed_budget.hold(client, len(raw_body)):
             size = await run_while_connected(request, run(partial(json_api.estimate_memory, raw_body)))
@@ -288,9 +289,9 @@ class Service:
         Raises:
             ApiError: 404 if the server has no upstream.
         """
+        path = request.scope["path"].removeprefix("/v1")  # in `request.url`, it could come from the header Host
         if self.forwarder is None:
-            raise json_api.make_missing_error(f"no upstream server for {request.url.path}", "upstream", "no_upstream")
-        path = request.url.path.removeprefix("/v1")
+            raise json_api.make_missing_error(f"no upstream server for /v1{path}", "upstream", "no_upstream")
         max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else json_api.MAX_FORWARDED_VALUES
         body = await self.read_request(request, trace, max_values)
         json_api.parse_request(schemas.CompletionRequest if path == "/completions" else schemas.InputRequest, body)
@@ -432,8 +433,7 @@ class Service:
         is_ready = states.get("upstream") != "open" and can_read_keys
         lost = self.get_snapshot().combine(await self.snapshot_exchange.read_others()).lost_decisions
         problems = [f"{name} is {state}" for name, state in states.items() if state != "closed"]
-        if lost:
-            problems.append(f"{lost} decisions could not be stored")
+        problems += [f"{lost} decisions could not be stored"] * bool(lost)
         if not can_read_keys:
             problems.append("the file of API keys cannot be read")
         problems += self._list_component_problems()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from knowgate.core import split_batches
 from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
 from knowgate.server.json_api import (
@@ -24,6 +25,8 @@ from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+WINDOW_BYTES = 16 << 10  # the part of a stream that is split into lines at once
+MAX_EVENT_LINES = 50_000  # maximum number of `data:` lines of one event
 MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
 MAX_EVENT_VALUES = 1_000_000  # maximum number of JSON values of one event
 MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
@@ -86,23 +89,22 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
         InvalidResponse: A line exceeds MAX_EVENT_BYTES, or there are more than MAX_STREAM_LINES lines.
     """
     work = WorkSlice()  # lets other requests run
-    parts: list[bytes] = []  # the current line, which may be spread over several chunks
+    parts: list[bytes] = []  # the current line, which may be spread over several windows
     line_bytes = 0  # size of the current line
     line_count = 0
     was_blank = True  # whether the previous line was blank
-    ends_in_cr = False  # whether the previous chunk ended in CR
-    async for chunk in chunks:
-        await work.add(len(chunk))
-        if ends_in_cr and chunk.startswith(b"\n"):  # CR LF was split, and CR has already ended the line
-            chunk = chunk[1:]
-        ends_in_cr = chunk.endswith(b"\r")
-        for part in drop_repetitions(chunk).splitlines(keepends=True):
+    ends_in_cr = False  # whether the previous window ended in CR
+    async for window in _split_windows(chunks, work):
+        if ends_in_cr and window.startswith(b"\n"):  # CR LF was split, and CR has already ended the line
+            window = window[1:]
+        ends_in_cr = window.endswith(b"\r")
+        for part in drop_repetitions(window).splitlines(keepends=True):
             parts.append(part)
             line_bytes += len(part)
             if line_bytes > MAX_EVENT_BYTES:
                 raise InvalidResponse(f"the stream has a line of more than {MAX_EVENT_BYTES:,} bytes")
             if not part.endswith((b"\n", b"\r")):
-                continue  # the line goes on in the next chunk
+                continue  # the line goes on in the next window
             line_count += 1
             if line_count > MAX_STREAM_LINES:
                 raise InvalidResponse(f"the stream has more than {MAX_STREAM_LINES:,} lines")
@@ -114,6 +116,14 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
             await work.add(0)  # the bytes were counted with the chunk
     if parts:
         yield b"".join(parts)
+
+
+async def _split_windows(chunks: AsyncIterable[bytes], work: WorkSlice) -> AsyncGenerator[bytes, None]:
+    """Split a byte stream into windows. In a window of one large chunk, tiny lines would take many times its memory."""
+    async for chunk in chunks:
+        await work.add(len(chunk))
+        for window in split_batches(chunk, WINDOW_BYTES):
+            yield window
 
 
 def _normalize_line(line: bytes, *, is_first: bool) -> bytes:
@@ -145,10 +155,13 @@ async def join_data_lines(lines: AsyncIterable[bytes]) -> AsyncGenerator[bytes, 
         if not event and not starts_object:
             yield line
             continue
-        event.append(line)
+        if line.strip() != b"data:" or len(event) < 2:  # further empty lines mean nothing in JSON
+            event.append(line)
         event_bytes += len(line)
-        if event_bytes > MAX_EVENT_BYTES:
-            raise InvalidResponse(f"the stream has an event of more than {MAX_EVENT_BYTES:,} bytes")
+        if event_bytes > MAX_EVENT_BYTES or len(event) > MAX_EVENT_LINES:
+            raise InvalidResponse(
+                f"the stream has an event of more than {MAX_EVENT_BYTES:,} bytes or {MAX_EVENT_LINES:,} lines"
+            )
     if event:
         yield _join_event(event)
 

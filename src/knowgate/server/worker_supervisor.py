@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
@@ -108,8 +107,11 @@ class WorkerSupervisor(Multiprocess):
             self._serving.discard(old)
             self.processes[index] = new
             self._count_as_serving(index)
+            latest_end = time.monotonic() + (self.config.timeout_graceful_shutdown or 0) + HANG_SECONDS
             while old.process.is_alive() and not self.should_exit.is_set():
                 old.process.join(timeout=0.1)
+                if time.monotonic() > latest_end:  # it hangs
+                    old.kill()
             remove_gauges(old.pid)
         log.warning("The settings were reloaded: %d new workers serve.", len(self.processes))
 
@@ -158,7 +160,7 @@ class WorkerSupervisor(Multiprocess):
                 process.pid,
                 HANG_SECONDS,
             )
-        elif process.exitcode == STARTUP_FAILURE and not any(other.process.is_alive() for other in self._serving):
+        elif (process.exitcode or 0) > 0 and not any(other.process.is_alive() for other in self._serving):
             self.has_failed = True
             self.should_exit.set()
         else:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from knowgate.data.history import open_history
+from knowgate.data.history import open_history, sqlite_store
 from knowgate.data.history.entries import (
     HistoryScope,
     KnowledgeLabel,
@@ -187,6 +187,14 @@ def test_search_goes_deeper_if_many_candidates_are_filtered_out(log):
     log.add([entry(f"alpha {i}", expires=time.time() - 1) for i in range(60)])
     log.add([entry(f"beta {i}") for i in range(3)])
     assert len(log.search(["alpha"], 3, SCOPE)[0]) == 3
+
+
+def test_the_depth_of_a_search_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "MAX_DEPTH", 20)
+    log = open_history(str(tmp_path / "h.db"), HashEmbedder(16))
+    log.add([entry(f"alpha {i}", expires=time.time() - 1) for i in range(60)])
+    log.add([entry(f"beta {i}") for i in range(3)])
+    assert log.search(["alpha"], 3, SCOPE) == [()]
 
 
 def test_excluded_labels_make_room_for_others(log):

@@ -348,6 +348,13 @@ def test_a_score_that_is_not_a_number_is_unknown():
     assert passage.score is None
 
 
+def test_only_the_first_of_many_hits_are_used(monkeypatch):
+    monkeypatch.setattr("knowgate.retrieval.engines.elastic.MAX_PASSAGES", 3)
+    hits = {"hits": {"hits": [{"_id": str(i), "_score": 1.0, "_source": {"text": "x"}} for i in range(9)]}}
+    [passages] = elastic(lambda request: httpx.Response(200, json=hits)).search([QUERY], 9)
+    assert [passage.id for passage in passages] == ["0", "1", "2"]
+
+
 def test_specs_open_elasticsearch_and_opensearch(monkeypatch):
     assert load_retriever("elastic:http://127.0.0.1:9/i?mode=knn&vector=v").name == "elastic"
     assert load_retriever("opensearch:http://127.0.0.1:9/i").name == "opensearch"

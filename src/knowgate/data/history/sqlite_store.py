@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.core.files import create_private_file, file_lock, sha256_text
+from knowgate.core.stop_flag import check_stop_flag
 from knowgate.core.validation import check_regular_file, expand_path
 from knowgate.data.history.entries import (
     ENTRY_COLUMNS,
@@ -37,6 +38,7 @@ from knowgate.types import Embedder, Neighbor, Vector
 
 CHUNK_ROWS = 10_000  # rows read at a time
 EXTRA_CANDIDATES = 8  # neighbors searched in addition to k, since some are filtered out
+MAX_DEPTH = 2_000  # at most; reading more takes seconds, during which other questions wait
 DEPTH_FACTOR = 4  # search this many times more if too many were filtered out
 MAX_VECTOR_VALUE = 1e15  # unit vectors have no value above 1
 LOG_FORMAT = 1
@@ -279,7 +281,7 @@ class SqliteHistory(HistoryStore):
     ) -> list[tuple[Neighbor, ...]]:
         """Find the k most similar logged questions for each question.
 
-        The search goes deeper until k usable entries are found.
+        The search goes deeper until k usable entries are found among the MAX_DEPTH most similar ones.
         """
         check_k(k)
         if not self._database.read(f"SELECT 1 FROM entries WHERE {IN_SCOPE} LIMIT 1", self._scope_values(scope)):
@@ -287,14 +289,15 @@ class SqliteHistory(HistoryStore):
         vectors = self.embed(questions)
         depth = k + EXTRA_CANDIDATES  # number of rows to search; some of them may be expired or excluded
         while True:
+            check_stop_flag()
             with self._lock:
                 index = self._update_index(scope)
                 hits = index.nearest(vectors, depth)
             neighbors = [found[:k] for found in self._select_all_neighbors(questions, hits, exclude)]
-            is_exhausted = depth >= len(index)
+            is_exhausted = depth >= min(len(index), MAX_DEPTH)
             if is_exhausted or all(len(found) == k for found in neighbors):
                 return neighbors
-            depth *= DEPTH_FACTOR
+            depth = min(depth * DEPTH_FACTOR, MAX_DEPTH)
 
     def _select_all_neighbors(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], exclude: Collection[KnowledgeLabel]

@@ -25,6 +25,7 @@ from knowgate.models.tokenization import find_common_prefix
 
 MIN_PREFIX_TOKENS = 16
 PREFIX_CACHE_SIZE = 8
+MAX_PREFIX_TOKENS = 1_024  # of each; clients choose the beginnings of their questions, and a token takes 50 KB or more
 MIN_PREFIX_COVERAGE = 0.75  # of the shared tokens: a cached prefix this long is used as it is
 LayerCaches = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
 ATTENTION_NAME = "knowgate_shared"  # registered with transformers
@@ -59,7 +60,7 @@ class PrefixCache:
         Returns:
             The number of tokens of the prefix, and its keys and values, repeated for each prompt.
         """
-        shared = tuple(find_common_prefix(ids))
+        shared = tuple(find_common_prefix(ids))[:MAX_PREFIX_TOKENS]
         prefix = self._choose_prefix(shared, len(ids))
         if len(prefix) < n_reusable and MIN_PREFIX_TOKENS <= n_reusable <= len(shared):
             prefix = shared[:n_reusable]

@@ -39,7 +39,8 @@ from knowgate.types import LabelPrompt, Prompt, Vector
 
 LABEL_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 WHOLE_VOCABULARY = 1 << 18  # more tokens than any vocabulary has
-TOKEN_CACHE_SIZE = 4_096  # texts; instructions and examples occur in many prompts
+TOKEN_CACHE_SIZE = 512  # texts; instructions and examples occur in many prompts
+MAX_CACHED_CHARS = 4_000  # of one of these texts
 TOKEN_ID_PREFIX = "token_id:"  # vLLM writes a token as this prefix and its id  # nosec B105
 FORMAT_NAME = "log-probabilities"  # what is missing, in error messages about malformed responses
 
@@ -49,7 +50,7 @@ class ServerLabelReader:
 
     def __init__(self, endpoint: ModelEndpoint):
         self._endpoint = endpoint
-        self._tokenize = functools.lru_cache(TOKEN_CACHE_SIZE)(endpoint.tokenize_text)
+        self._tokenize_cached = functools.lru_cache(TOKEN_CACHE_SIZE)(endpoint.tokenize_text)
 
     def check(self, prompt: LabelPrompt) -> None:
         """Check that the server can predict labels, such as 'true', inside the prompt.
@@ -144,6 +145,11 @@ class ServerLabelReader:
         with ignore_refusals(400, 422, 500):
             tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         return {_parse_token_id(text): value for text, value in tokens[0].top} if tokens else {}
+
+    def _tokenize(self, text: str, special: bool) -> Sequence[int]:
+        """Return the token ids of a text, with special tokens if `special`. Short texts are cached."""
+        tokenize = self._tokenize_cached if len(text) <= MAX_CACHED_CHARS else self._endpoint.tokenize_text
+        return tokenize(text, special)
 
     def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
         """Tokenize a label prompt and find the label positions.

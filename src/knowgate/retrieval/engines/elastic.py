@@ -17,10 +17,11 @@ from urllib.parse import quote
 
 import httpx
 
-from knowgate.core.http_client import JsonClient
+from knowgate.core.http_client import JsonClient, parse_json_response
 from knowgate.core.text import replace_surrogates
 from knowgate.errors import BadSetting, RejectionError, ServerError
 from knowgate.retrieval.engines.base import EngineRetriever, SearchHit, parse_collection_spec
+from knowgate.retrieval.engines.http import MAX_PASSAGES, MAX_VALUES
 from knowgate.types import Vector
 
 SEARCH_MODES = ("bm25", "knn")
@@ -88,14 +89,15 @@ class ElasticRetriever(EngineRetriever):
 
     def _request(self, body: Mapping[str, Any]) -> list[SearchHit]:
         """Send one search and return its hits."""
-        response = self._server.request_json("POST", f"{self._path}/_search", body=body)
+        content = self._server.request_bytes("POST", f"{self._path}/_search", body=body)
+        response = parse_json_response(content, f"the response of {self._server.name}", MAX_VALUES)
         try:
             if response.get("timed_out"):
                 raise ServerError(
                     f"the {self.name} server ran out of time and returned only some results. Try again, or search a "
                     "smaller index."
                 )
-            return [_parse_hit(item) for item in response["hits"]["hits"]]
+            return [_parse_hit(item) for item in response["hits"]["hits"][:MAX_PASSAGES]]
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
             raise RejectionError(
                 f"the {self.name} server returned a response without a list of hits. Check that the URL is the "

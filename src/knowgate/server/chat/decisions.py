@@ -174,9 +174,9 @@ async def _decide_question(
         trace.way = "in-process"
     elif trace.way != SEPARATE_DRAFT:
         trace.way = "question"
-    decision = await gate_service.apply_rules(rag, question, shared_budget)
-    if decision is not None:
-        return decision
+    trace.decision = await gate_service.apply_rules(rag, question, shared_budget)
+    if trace.decision is not None:
+        return trace.decision
     draft: Completion | None = None
     if forwarder is None and rag.bound_gate.needs and not gate_service.get_staleness(rag, ""):
         return await _decide_in_process(gate_service, rag.without_rules, question, trace)

@@ -95,6 +95,7 @@ class QuestionBatcher:
         finally:  # if the client has disconnected, the memory of the question is freed before its turn
             with suppress(KeyError, ValueError):
                 self._queues[batch_key].remove(pending)
+            del pending  # its error refers to this frame, so the memory of the question could not be freed at once
 
     async def _run_batches(self, batch_key: Hashable, rag: AdaptiveRAG) -> None:
         """Answer the waiting questions with this batch key, batch by batch, until none is left."""
@@ -128,16 +129,15 @@ class QuestionBatcher:
 
         for pending in batch:
             pending.answer.add_done_callback(stop_if_unwanted)
-        try:
-            await asyncio.wait([work])
-            if work.cancelled():
-                return
-            answers, usages = work.result()
-        except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
+        await asyncio.wait([work])
+        if work.cancelled():
+            return
+        if (error := work.exception()) is not None:  # one bad question must not fail the others
             for pending in batch:
                 if not pending.answer.done():
                     pending.answer.set_exception(BatchError(str(error)))
             return
+        answers, usages = work.result()
         for pending, answer, usage in zip(batch, answers, usages, strict=True):
             if not pending.answer.done():
                 pending.answer.set_result((answer, usage))
@@ -185,7 +185,7 @@ class TracedQuestion(Question):
     def check(self) -> None:
         """Raise the error for the client, if there is one."""
         if self.errors:
-            raise self.errors[0]
+            raise self.errors.pop()  # not kept, because the error refers to this frame
 
 
 class GuardedStageRunner(StageRunner):
@@ -274,7 +274,7 @@ class GuardedStageRunner(StageRunner):
         try:
             found = await self.gate_service.run_search(search_copy, stage.retriever, search_trace)
         except ApiError as error:  # the server is strict
-            question.errors.append(error)
+            question.errors.append(error.with_traceback(None))
             state.is_computed = True  # so that the LLM does not answer
         question.trace.degraded += search_trace.degraded
         if found is None:  # the search failed, but took time

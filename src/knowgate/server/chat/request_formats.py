@@ -129,7 +129,7 @@ def insert_passages(
     if placement == "documents":
         return _add_documents(body, passages)
     messages = list(body["messages"])
-    language = templates.detect_language(str(messages[-1].get("content")))
+    language = templates.detect_language(extract_text(messages[-1].get("content")) or "")
     block = format_passages(passages, language, cites=cites and not wants_json(body))
     if placement == "user":
         last = messages[-1]

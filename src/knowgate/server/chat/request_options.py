@@ -104,8 +104,7 @@ def _read_gate_name(model: str | None) -> str:
         return ""
     name = model.removeprefix(f"{MODEL_PREFIX}/")
     if name not in SELECTABLE_GATES:
-        known = ", ".join(SELECTABLE_GATES)
-        message = f"a request cannot select the gate '{name[:80]}'. It can select: {known}."
+        message = f"a request cannot select the gate '{name[:80]}'. GET /v1/models lists the gates that it can select."
         raise ApiError(404, message, "model_not_found")
     return name
 

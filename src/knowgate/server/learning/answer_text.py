@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from knowgate.server.upstream.draft import TOOL_FIELDS
 from knowgate.server.upstream.response_body import run_for_size
 
 MAX_STREAM_BYTES = 4 << 20  # longer streams are not compared
+NO_TEXT_EVENTS = ("response.function_call", "response.custom_tool_call", "response.refusal")
 AnswerCallback = Callable[[str | None, bool], Coroutine[Any, Any, None]]
 running_callbacks: set[asyncio.Future[None]] = set()
 
@@ -63,7 +65,7 @@ class StreamText:
         is_last_event = event_type in ("response.completed", "response.incomplete")
         if is_last_event or choice.get("finish_reason") is not None:
             self.is_complete = True
-        is_call = event_type is not None and str(event_type).startswith("response.function_call")
+        is_call = event_type is not None and str(event_type).startswith(NO_TEXT_EVENTS)
         self._calls_tool |= is_call or _calls_tool(choice, "delta")
 
     @property
@@ -87,7 +89,8 @@ def capture_answer(response: Response, callback: AnswerCallback) -> None:
             it is too large to be read, or no text.
     """
     if not isinstance(response, EventStreamResponse):
-        response.background = BackgroundTask(_call_with_answer, response, callback)
+        # A normal reference would be circular, so the memory of the request could not be freed at once.
+        response.background = BackgroundTask(_call_with_answer, weakref.ref(response), callback)
         return
     stream_text = StreamText()
     response.events = _copy_stream(response.events, stream_text)
@@ -102,8 +105,10 @@ def capture_answer(response: Response, callback: AnswerCallback) -> None:
     response.on_close = close
 
 
-async def _call_with_answer(response: Response, callback: AnswerCallback) -> None:
-    """Call a function with the answer in a response that is not streamed. Runs as a background task."""
+async def _call_with_answer(reference: weakref.ref[Response], callback: AnswerCallback) -> None:
+    """Call a function with the answer in a response that is not streamed. Runs as a background task of the response."""
+    response = reference()
+    assert response is not None  # it runs this task
     await callback(*await run_for_size(len(response.body), lambda: extract_answer(response)))
 
 

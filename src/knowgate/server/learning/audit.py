@@ -7,12 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import RULES_ARBITER, answers_differ
-from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
@@ -22,9 +20,9 @@ from knowgate.server.learning.answers import (
     make_label,
 )
 from knowgate.server.learning.arms import Experiment, ExperimentArm
+from knowgate.server.learning.audit_store import CLEARED, FAILED, LABEL, LOSS, AuditRecord, AuditStore
 from knowgate.server.learning.loss_monitor import LossMonitor
-from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, BodyBudget, CallBudget, get_reason
-from knowgate.server.telemetry.decision_log import READ_SECONDS, DecisionLog
+from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, BodyBudget, CallBudget, get_reason
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.types import DecisionNote
@@ -36,107 +34,6 @@ POLL_SECONDS = 1.0  # interval at which the audits of other server processes are
 MAX_POLL_WAIT_SECONDS = 0.25  # a request does not wait longer for them, so that a hanging database does not block it
 MAX_PENDING_AUDITS = 64  # if as many audits of an API key are waiting, none of its requests is sampled
 MAX_AUDIT_BYTES = 256 << 20  # memory of the large requests that wait for audits
-LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
-AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
-INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-@dataclass(frozen=True)
-class AuditRecord:
-    """Stored audit. An audit compares the sent answer with the answer with passages.
-
-    Attributes:
-        decision: Id of the audited decision.
-        arm: Name of the gate in an A/B test: "a" or "b".
-        scope: Hash of everything that the result depends on, such as gate, arbiter, LLM and index.
-        kind: "loss": counts for the share of changed answers. "label": made only to find out whether the LLM knows the
-            question. "failed": has no result. "cleared": not an audit, but a mark that the alarm was cleared.
-        lost: 1 if the answer that was sent differs from the answer with passages, otherwise 0. None if unknown.
-        closed: The answer without passages, if texts may be stored.
-        opened: The answer with passages, if texts may be stored.
-        owner: Name of the API key of the request; None in rows of earlier versions.
-    """
-
-    decision: str
-    arm: str
-    scope: str
-    kind: str
-    lost: float | None = None
-    closed: str | None = None
-    opened: str | None = None
-    owner: str | None = None
-
-
-class AuditStore:
-    """Store of audits in the decision log.
-
-    All server processes share it. An audit compares the answers with and without passages.
-    """
-
-    def __init__(self, decisions: DecisionLog):
-        self._decisions = decisions
-        self._last_number = 0
-
-    def read_all(self) -> list[AuditRecord]:
-        """Return all stored audits. This blocks the event loop, so call it only before the server starts."""
-        return self._decisions.run_blocking(self._fetch_new)
-
-    def list_recent_ages(self) -> list[float]:
-        """Return the age in seconds of each audit of the last hour. This blocks the event loop, as `read_all` does."""
-        now = time.time()
-        # A row of the kind CLEARED is no audit, but says that an alarm was cleared.
-        query, values = "SELECT at FROM audits WHERE at > ? AND kind <> ?", (now - HOUR_SECONDS, CLEARED)
-        rows = self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))
-        return [max(0.0, now - row[0]) for row in rows]
-
-    async def add(self, audit: AuditRecord) -> list[AuditRecord]:
-        """Store an audit, without its texts if its decision was deleted meanwhile.
-
-        Returns:
-            All audits since the last read: this one, as it was stored, and those of other processes.
-        """
-
-        def insert(store: Store) -> list[AuditRecord]:
-            # With this lock, no process deletes the decision meanwhile. Also, rows become visible in the order of their
-            # numbers, so a process that continues after the last number that it has read misses no row.
-            with store.transaction(WRITE_LOCK) as transaction:
-                row = transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (audit.decision,)).fetchone()
-                stored = audit if row is not None else replace(audit, closed=None, opened=None)
-                values = [getattr(stored, name) for name in AUDIT_COLUMNS.split(", ")]
-                transaction.execute(INSERT_AUDIT, [*values, time.time()])
-            return self._fetch_new(store)
-
-        return await self._decisions.run(insert)
-
-    async def check(self) -> None:
-        """Read from the decision log. If it does not respond in time, raise an ApiError with status 503."""
-        await self._decisions.run(lambda store: store.fetch_rows("SELECT 1"), READ_SECONDS)
-
-    async def is_deleted(self, decision: str) -> bool:
-        """Return whether a decision was deleted, so that its question may not be labeled."""
-        return bool(await self._decisions.find_missing([decision]))
-
-    async def read_new(self) -> list[AuditRecord]:
-        """Return the audits of all processes since the last read."""
-        return await self._decisions.run(self._fetch_new)
-
-    def _fetch_new(self, store: Store) -> list[AuditRecord]:
-        """Fetch the audits since the last read, and remember the number of the newest one."""
-        query = f"SELECT number, {AUDIT_COLUMNS} FROM audits WHERE number > ? ORDER BY number"
-        rows = store.fetch_rows(query, (self._last_number,))
-        self._last_number = rows[-1][0] if rows else self._last_number
-        return [AuditRecord(*row[1:]) for row in rows]
-
-    async def find_answers(self, decision: str) -> dict[str, Any]:
-        """Return both answers of an audited decision.
-
-        Returns:
-            The answers without passages (`closed`) and with passages (`opened`), or an empty object if their texts are
-            not stored.
-        """
-        query = "SELECT closed, opened FROM audits WHERE decision = ? AND closed IS NOT NULL ORDER BY number DESC"
-        rows = await self._decisions.run(lambda store: store.fetch_rows(query, (decision,)))
-        return {"closed": rows[0][0], "opened": rows[0][1]} if rows else {}
 
 
 @dataclass

@@ -40,7 +40,8 @@ from knowgate.server.learning.answers import (
     prepare_answers,
 )
 from knowgate.server.learning.arms import Experiment, ExperimentArm
-from knowgate.server.learning.audit import AuditJob, Auditor, AuditStore
+from knowgate.server.learning.audit import AuditJob, Auditor
+from knowgate.server.learning.audit_store import AuditStore
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.options import ServeOptions

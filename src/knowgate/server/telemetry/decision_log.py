@@ -36,6 +36,7 @@ from knowgate.server.telemetry.deletions import (
     SELECT_UNFINDABLE,
     TABLES_WITH_TEXTS,
     DeletionIndex,
+    add_missing_hashes,
     delete_orphaned_feedback,
     delete_rows,
     find_ids_and_owners,
@@ -53,6 +54,7 @@ UPSERT_DECISION = (
 )
 DELETE_SOURCE_QUESTIONS = "DELETE FROM source_questions WHERE decision = ?"
 INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
+UPGRADE_DAYS = 7
 LOCK_TIMEOUT_SECONDS = 10.0
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 READ_SECONDS = 5.0  # maximum time for which a client waits for the log before it gets status 503
@@ -121,7 +123,7 @@ class DecisionLog:
         self._pending: list[DecisionRow] = []
         self._n_writing = 0  # rows that are being written, which are no longer pending
         self._unwritten_bytes = 0  # of rows that are pending or being written
-        self._is_closing, self._must_vacuum = False, False
+        self._is_closing, self._is_last_write, self._must_vacuum = False, False, False
         self._vacuum_pause = self._next_vacuum = 0.0
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
@@ -208,11 +210,16 @@ class DecisionLog:
                 _insert_rows(transaction, rows)
         except STORE_ERRORS as error:
             self._handle_failure(rows, error)
-            commit.set_exception(error)
+            commit.set_exception(error.with_traceback(None))  # it refers to this frame, which has the rows
         else:
             with self._lock:
                 self._end_write(rows)
             commit.set_result(None)
+
+    def _write_last(self) -> None:
+        """Write the decisions that are still queued when the log is closed."""
+        self._is_last_write = True
+        self._write_pending()
 
     def _end_write(self, rows: Sequence[DecisionRow]) -> None:
         """Count these rows as written or lost. The caller holds the lock."""
@@ -222,8 +229,9 @@ class DecisionLog:
     def _handle_failure(self, rows: list[DecisionRow], error: Exception) -> None:
         """Queue decisions again if the file is locked. After other errors, they are lost and counted."""
         with self._lock:
-            is_kept = is_locked(error) and not self._is_closing
-            needs_attempt = is_kept and not self._pending  # otherwise newer decisions have scheduled an attempt
+            is_kept = is_locked(error) and not self._is_last_write
+            # Otherwise, newer decisions or `close` have scheduled an attempt.
+            needs_attempt = is_kept and not self._pending and not self._is_closing
             self._end_write([] if is_kept else rows)
             if is_kept:
                 self._pending[:0] = rows
@@ -400,22 +408,27 @@ class DecisionLog:
     def close(self) -> None:
         """Write pending decisions, erase deleted ones, and close the store. Decisions are lost if the file is still locked."""
         self._is_closing = True
-        self._thread.submit(self._write_pending)
+        self._thread.submit(self._write_last)
         self.erase_deleted()
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
 
 
 def _open_log(location: str) -> Store:
-    """Open or create the tables of the decision log. Rows of earlier versions are upgraded."""
+    """Open or create the tables of the decision log, and upgrade the rows of earlier versions.
+
+    This reads all rows, so it is not done any more UPGRADE_DAYS after the first time. Until then, a process of an earlier
+    version may still write rows.
+    """
     store = open_store(location, DECISION_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
-    rows = store.fetch_rows("SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL")
-    if rows:
-        with store.transaction() as transaction:
-            values = [(question_key(question), id) for id, question in rows]
-            transaction.executemany("UPDATE decisions SET question_key = ? WHERE id = ?", values)
-    mark_unknown_sources(store)
-    upgrade_records(store)
+    upgrade_times = [row[0] for row in store.fetch_rows("SELECT at FROM upgrades")]
+    if not upgrade_times or time.time() < upgrade_times[0] + UPGRADE_DAYS * DAY_SECONDS:
+        add_missing_hashes(store)
+        mark_unknown_sources(store)
+        upgrade_records(store)
+    if not upgrade_times:
+        with store.transaction(WRITE_LOCK) as transaction:
+            transaction.execute("INSERT INTO upgrades (at) VALUES (?)", (time.time(),))
     return store
 
 

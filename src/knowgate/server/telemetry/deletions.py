@@ -110,6 +110,15 @@ class DeletionIndex:
         return any(at <= times[name] for times in deleted for name in names if name in times)
 
 
+def add_missing_hashes(store: Store) -> None:
+    """Add the hashes of questions, which earlier versions did not store."""
+    rows = store.fetch_rows("SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL")
+    if rows:
+        with store.transaction() as transaction:
+            values = [(question_key(question), id) for id, question in rows]
+            transaction.executemany("UPDATE decisions SET question_key = ? WHERE id = ?", values)
+
+
 def mark_unknown_sources(store: Store) -> None:
     """Mark decisions of earlier versions, which did not store from which chat messages a question was made.
 

@@ -207,10 +207,10 @@ class MetricsSnapshot(BaseModel):
         is_by_gate = not trace.decision.rule and not trace.degraded and trace.arm in ("", "a")
         if is_by_gate and not trace.has_own_options:
             self._count_need(trace.decision)
-        counts = self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])
-        counts[0 if trace.decision.retrieve else 1] += 1
-        if len(self.minutes) > MINUTES_SHOWN:
-            del self.minutes[min(self.minutes)]
+        minute = int(time.time() / MINUTE_SECONDS)
+        self.minutes.setdefault(minute, [0, 0])[0 if trace.decision.retrieve else 1] += 1
+        if len(self.minutes) > MINUTES_SHOWN:  # after a correction of the clock, minutes can be in the future
+            self.minutes = {key: self.minutes[key] for key in self.minutes if minute - MINUTES_SHOWN < key <= minute}
         for stage, milliseconds in {**trace.milliseconds, "total": 1000 * seconds}.items():
             self.times.setdefault(stage, deque(maxlen=MAX_STAGE_TIMES)).append(milliseconds)
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from knowgate.core.text import replace_surrogates
 from knowgate.errors import require_extra
 from knowgate.server.telemetry.trace import RequestTrace, StageTiming
 
@@ -136,7 +137,7 @@ class RequestSpans:
     def _describe_stage(self, stage: StageTiming, trace: RequestTrace) -> dict[str, Any]:
         """Return the OpenTelemetry attributes of a stage of a request."""
         if stage.name in GENERATION_STAGES:
-            model = {"gen_ai.request.model": trace.model_name} if trace.model_name else {}
+            model = {"gen_ai.request.model": replace_surrogates(trace.model_name)} if trace.model_name else {}
             return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", **model}
         if stage.name != "retrieve":
             return {"knowgate.stage": stage.name}
@@ -159,7 +160,7 @@ class RequestSpans:
 def _name_span(stage: StageTiming, trace: RequestTrace) -> str:
     """Return the name of the span of a stage, according to the gen_ai conventions."""
     if stage.name in GENERATION_STAGES:
-        return f"chat {trace.model_name}".strip()
+        return f"chat {replace_surrogates(trace.model_name)}".strip()  # the exporter encodes names as UTF-8
     return "retrieval" if stage.name == "retrieve" else f"knowgate {stage.name}"
 
 

@@ -194,6 +194,7 @@ class UpstreamClient:
                 connector=connector,
                 timeout=timeout,
                 response_class=LimitedResponse,
+                cookie_jar=aiohttp.DummyCookieJar(),  # a cookie for one client is not sent with requests of another
                 auto_decompress=False,  # `iter_chunks` decompresses, with a limit
                 skip_auto_headers=("User-Agent",),
                 **_find_proxy(self.url),
@@ -272,6 +273,7 @@ class UpstreamClient:
 
     def record_body_error(self, error: BaseException, response: aiohttp.ClientResponse) -> ApiError:
         """Return the client's error for an unreadable response body. Timeouts also count for the circuit breaker."""
+        error.__traceback__ = None  # the response refers to the error, and a traceback to the whole request
         if isinstance(error, TimeoutError):
             self.breaker.record_failure(self._start_times.get(response))
         return make_connection_error(error)
@@ -440,10 +442,9 @@ async def forward_stream(
         yield end.format_missing_events()
     except InvalidResponse as error:
         yield streaming.format_error_end(make_connection_error(error))
-    except TimeoutError as error:
-        yield streaming.format_error_end(upstream.record_body_error(error, response))
-    except (ClientError, OSError):
-        yield end.format_missing_events()
+    except (ClientError, OSError) as error:
+        failure = upstream.record_body_error(error, response)
+        yield streaming.format_error_end(failure) if isinstance(error, TimeoutError) else end.format_missing_events()
     finally:
         await remaining_lines.aclose()
         response.close()

@@ -103,7 +103,7 @@ class UpstreamDraft:
         if self.hide_logprobs is None or self.body is None:
             return self.content
         self.hide_logprobs(self.body)
-        return dump_json(self.body)
+        return dump_json(self.body, is_large=len(self.content) > LARGE_BODY_BYTES)
 
 
 def arbiter_makes_drafts(rag: AdaptiveRAG) -> bool:

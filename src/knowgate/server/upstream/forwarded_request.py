@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft
-from knowgate.server.upstream.response_body import run_for_size
+from knowgate.server.upstream.response_body import write_request
 from knowgate.types import Passage, Question
 
 
@@ -50,8 +48,7 @@ class ForwardedRequest:
         """Return the body to forward, as bytes."""
         if self.changed_body is None:
             return self.raw_body
-        is_large = len(self.raw_body) > LARGE_BODY_BYTES
-        return await run_for_size(len(self.raw_body), partial(dump_json, self.changed_body, is_large=is_large))
+        return await write_request(self.changed_body, self.raw_body)
 
     @property
     def is_streaming(self) -> bool:
@@ -74,6 +71,7 @@ class BackgroundSearch:
             trace.degraded += self._trace.degraded
             trace.milliseconds |= self._trace.milliseconds
             trace.stages += self._trace.stages
+            del self._task  # its error refers to this frame, so the memory of the request could not be freed at once
 
     def cancel(self) -> None:
         """Cancel the search if it still runs."""

@@ -44,6 +44,7 @@ from knowgate.server.upstream.response_body import (
     parse_completion,
     read_chat,
     read_content,
+    run_for_request,
     run_for_size,
 )
 from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
@@ -64,7 +65,7 @@ class UpstreamForwarder:
 
     async def chat(self, request: ForwardedRequest) -> Response:
         """Answer a chat request. A chat without a plain question is forwarded without a decision."""
-        chat = await run_for_size(len(request.raw_body), partial(parse_request, ChatRequest, request.body))
+        chat = await run_for_request(len(request.raw_body), partial(parse_request, ChatRequest, request.body))
         rag = await self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
         question: Question | UngatedRequest | None = check_upstream_tools(request.body)
@@ -179,8 +180,9 @@ class UpstreamForwarder:
         if not adds_logprobs or response.status not in LOGPROBS_REFUSAL_STATUSES:
             return await forward_response(self.upstream, response, request.trace)
         response.close()
-        reason = f"the upstream refused the draft with log-probabilities (status {response.status})"
-        self.gate_service.bypass_failed_gate(rag, request.trace, reason)
+        if request.trace.decision is None:  # otherwise, the draft was for the arbiter only
+            reason = f"the upstream refused the draft with log-probabilities (status {response.status})"
+            self.gate_service.bypass_failed_gate(rag, request.trace, reason)
         return None
 
     # --- the answer with passages -----------------------------------------------------------------
@@ -231,9 +233,10 @@ class UpstreamForwarder:
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
         # A stream is read to the end of its text, unless the arbiter accepts its beginning.
-        is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
-        if is_beginning_accepted:
-            request.trace.accepting_arbiter = arbiter.name
+        if answer.remaining_lines is not None and not answer.has_ended:
+            beginning = answer.completion.text[: drafts.MAX_BEGINNING_CHARS] if answer.completion is not None else ""
+            if accepts_beginning(arbiter, beginning):  # not so for a tool call or a cut stream
+                request.trace.accepting_arbiter = arbiter.name
             return await _make_draft_response(self.upstream, answer, request)
         chosen = await self._arbitrate(arbiter, question, draft, answer, request.trace)
         if chosen is draft:  # the response reports the tokens of the draft, plus those of the discarded answer
@@ -280,7 +283,7 @@ class UpstreamForwarder:
             ApiError: The connection failed.
         """
         body = drafts.build_draft_request(request.upstream_body, reader)
-        content = await run_for_size(len(request.raw_body), lambda: json.dumps(body).encode())
+        content = await run_for_request(len(request.raw_body), lambda: json.dumps(body).encode())
         with request.trace.measure(stage):
             response = await self._send(request, CHAT_PATH, content)
         if response.status != 200:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -13,8 +14,8 @@ from knowgate.core.text import MAX_ANSWER_CHARS
 from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
 from knowgate.models.fair_executor import FairExecutor
-from knowgate.server.json_api import LARGE_BODY_BYTES, load_json
-from knowgate.server.load_limits import run_in_thread
+from knowgate.server.json_api import LARGE_BODY_BYTES, MAX_JSON_VALUES, dump_json, load_json
+from knowgate.server.load_limits import choose_runner, run_in_thread, run_in_turn
 from knowgate.server.streaming import InvalidResponse
 
 Result = TypeVar("Result")
@@ -136,6 +137,26 @@ async def run_for_size(byte_count: int, work: Callable[[], Result], max_inline: 
         max_inline: Size up to which a text is not large.
     """
     return work() if byte_count <= max_inline else await run_in_thread(_large_text_thread, work)
+
+
+async def run_for_request(byte_count: int, work: Callable[[], Result]) -> Result:
+    """Run a function that reads or writes a chat of this size: if it is large, in turn or in a thread."""
+    if byte_count <= LARGE_BODY_BYTES:
+        return work()
+    return await choose_runner(_large_text_thread, byte_count, MAX_JSON_VALUES)(work)
+
+
+async def write_request(body: Mapping[str, Any], raw_body: bytes) -> bytes:
+    """Write a changed request as JSON: if it is large, in turn or in a thread.
+
+    Args:
+        body: The changed request.
+        raw_body: The request of the client, or b"" for a request of this server.
+    """
+    if len(raw_body) <= LARGE_BODY_BYTES:
+        return dump_json(body)
+    run = choose_runner(_large_text_thread, len(raw_body), count_json_values(raw_body, MAX_JSON_VALUES))
+    return await run(partial(dump_json, body, is_large=run is not run_in_turn))
 
 
 async def read_chat(byte_count: int, work: Callable[[], Result]) -> Result:
