@@ -272,7 +272,12 @@ def test_the_users_threshold_replaces_the_gates(threshold, retrieves):
 
 
 def test_a_need_that_equals_the_threshold_does_not_retrieve():
-    assert not build("always", threshold=1.0).decide(QUESTION_UNKNOWN).retrieve
+    need = build().decide(QUESTION_UNKNOWN).need
+    assert not build(threshold=need).decide(QUESTION_UNKNOWN).retrieve
+
+
+def test_the_gate_always_retrieves_at_the_highest_threshold():
+    assert build("always", threshold=1.0).decide(QUESTION_UNKNOWN).retrieve
 
 
 def test_deciding_retrieves_nothing_and_generates_nothing():

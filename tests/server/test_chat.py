@@ -203,6 +203,7 @@ def test_a_request_without_a_plain_question_is_forwarded_with_a_reason(serve, st
     [
         ({"knowgate": {"retrieve": "always"}}, True),
         ({"knowgate": {"retrieve": "never"}}, False),
+        ({"knowgate": {"retrieve": "always", "threshold": 1}}, True),
         ({"model": "knowgate/always"}, True),
         ({"model": "knowgate/never"}, False),
         ({"knowgate": {"threshold": 0.0}}, True),

@@ -23,6 +23,7 @@ from knowgate import AdaptiveRAG, load_gate
 from knowgate.core.text import MAX_ANSWER_CHARS, cut_answer
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
+from knowgate.gates import DEFAULT_GATE
 from knowgate.gates.arbiters.abstention import answers_differ
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
@@ -670,8 +671,9 @@ def test_shadow_mode_decides_and_always_retrieves(serve, tmp_path, upstream):
     assert len(record["passages"]) == 1
 
 
-def test_shadow_mode_applies_to_the_gate_of_the_server_even_if_a_request_names_it(serve):
-    address, _ = serve(gate="logprob:first", options={"shadow": True})
+@pytest.mark.parametrize("gate", ["logprob:first", "logprob", DEFAULT_GATE])
+def test_shadow_mode_applies_to_the_gate_of_the_server_even_if_a_request_names_it(serve, gate):
+    address, _ = serve(gate=gate, options={"shadow": True})
     assert ask(address, model="knowgate/logprob:first").json()["knowgate"]["mode"] == "shadow"
     assert "mode" not in ask(address, model="knowgate/logprob:mean").json()["knowgate"]
 

@@ -41,7 +41,8 @@ EMPTY_DRAFT_REASON = "its answer without passages is empty"
 def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
     """Let the gate decide on each question, and store the decisions.
 
-    A need above the threshold means to retrieve. If the gate reads a draft and the draft is empty, the need is 1.
+    A need above the threshold means to retrieve. Thresholds do not apply to the gates `always` and `never`. If the gate
+    reads a draft and the draft is empty, it retrieves.
     """
     questions = [state.question for state in states]
     readings = [state.reading for state in states]
@@ -50,15 +51,16 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     distances = measure_distances(gate, questions, readings)
     for i, state in enumerate(states):
         need, explanation = scores.needs[i], explanations[i]
+        retrieve = isinstance(gate, AlwaysGate) or (need > threshold and not isinstance(gate, NeverGate))
         if _lacks_draft(gate, state.reading):
-            need, explanation = EMPTY_DRAFT_NEED, EMPTY_DRAFT_REASON
+            retrieve, need, explanation = True, EMPTY_DRAFT_NEED, EMPTY_DRAFT_REASON
         state.max_rounds = min(rounds[i], MAX_ROUNDS)
         state.decision = Decision(
-            retrieve=need > threshold,
+            retrieve=retrieve,
             need=need,
             threshold=threshold,
             gate=gate.name,
-            reason=_explain_decision(gate, need, threshold, explanation),
+            reason=_explain_decision(gate, need, threshold, explanation, retrieve=retrieve),
             neighbors=state.reading.neighbors.get(gate.name, ()),
             raw=scores.raw[i] if scores.raw else None,
             distance=distances[i],
@@ -96,13 +98,13 @@ def _note_doubts(state: QuestionState, decision: Decision) -> None:
         state.notes.append(DecisionNote.FAR_QUESTION)
 
 
-def _explain_decision(gate: Gate, need: float, threshold: float, explanation: str) -> str:
+def _explain_decision(gate: Gate, need: float, threshold: float, explanation: str, *, retrieve: bool) -> str:
     """Explain a decision in words. Example: "the LLM may not know (need 61 %, threshold 50 %)"."""
     details = "; ".join(filter(None, [explanation, gate.note]))
     summary = describe_constant(gate, threshold)
     if not summary:  # the gate does not make the same decision for every question
         digits = _count_digits(need, threshold) - 2  # percentages have two decimals fewer than fractions
-        verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"
+        verdict = "the LLM may not know" if retrieve else "the LLM probably knows"
         summary = f"{verdict} (need {100 * need:.{digits}f} %, threshold {100 * threshold:.{digits}f} %)"
     return f"{summary}: {details}" if details else summary
 

@@ -131,7 +131,9 @@ class GateService:
     ) -> request_options.RequestOptions:
         """Choose the arm (one of the gates) of the A/B test. Return the options with this arm."""
         # A request that names the server's own gate is treated as if it named none, so that alarm and shadow mode apply.
-        if options.retrieve == "auto" and options.gate == self.gate_spec:
+        # Gates are compared, not names, because `logprob` and the default gate of many LLMs are `logprob:first`.
+        is_named = options.retrieve == "auto" and bool(options.gate)
+        if is_named and self._get_named_pipeline(options.gate).gate == self.rag.gate:
             options = replace(options, gate="", arm="a")
         trace.has_own_options, trace.gate_spec = not options.is_default, self.gate_spec
         return options if self.experiment is None else self.experiment.assign(options, body, trace)

@@ -191,6 +191,7 @@ class Auditor:
             finally:  # also if the task is canceled
                 self.release(job.trace, job.call_count)
                 self.pending_count -= 1
+                del job  # its request would stay in memory until the next audit of this key
 
     async def _audit(self, job: AuditJob) -> None:
         """Compare the answers with and without passages, and store whether they differ.
