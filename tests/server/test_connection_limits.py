@@ -553,6 +553,24 @@ def test_a_draft_with_many_values_takes_a_place_though_its_text_is_short(serve, 
         until(lambda: places._free_places == 2)
 
 
+def test_a_streamed_draft_of_6000_tokens_needs_no_place_among_the_huge_responses(serve):
+    """With log-probabilities it takes 15 MB of memory. There are only four places for huge responses."""
+    token = {"token": " word", "logprob": -0.123456, "bytes": [32, 119, 111, 114, 100]}
+    logprobs = {"content": [{**token, "top_logprobs": [token, token]}], "refusal": None}
+    choice = {"index": 0, "delta": {"content": " word"}, "logprobs": logprobs, "finish_reason": None}
+    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    end = {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    with HostileServer() as upstream:
+        events = b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        last = b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n"
+        upstream.reply = http(events * 6_000 + last, content_type="text/event-stream")
+        address, app = serve(upstream=False, gate="logprob:mean", options={"upstream": f"{upstream.url}/v1"})
+        client = app.state.service.forwarder.upstream
+        client.large_responses, client.huge_responses = CountingLock(2), CountingLock(2)
+        assert ask(address, stream=True).status_code == 200
+        assert (client.large_responses.count, client.huge_responses.count) == (1, 0)
+
+
 def test_a_login_in_a_trailer_does_not_count(serve, tmp_path):
     key = add_key(tmp_path / "keys.json", "alice")
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})

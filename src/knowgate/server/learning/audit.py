@@ -229,6 +229,8 @@ class Auditor:
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
         """Return the answers without and with passages, and generate the missing one. None means that this failed."""
         closed_answer, open_answer = job.closed_answer, job.open_answer
+        if closed_answer is None and open_answer is None:  # the reply cannot be compared: it may be a tool call
+            return None, None
         if open_answer is None:
             job.call_count += 1
             open_answer = await self.answerer.answer_with_passages(job.request, job.question, closed_answer or "")
