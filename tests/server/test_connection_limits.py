@@ -24,6 +24,7 @@ from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_li
 from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
 from knowgate.server.upstream.forwarding import UpstreamForwarder
+from tests.server.test_arbitration import FixedArbiter, use_arbiter
 from tests.server.test_chat import ask
 from tests.support.hostile_server import HostileServer, http
 from tests.support.processes import until
@@ -498,7 +499,7 @@ def test_a_large_response_waits_for_a_place_until_an_earlier_one_is_read(serve, 
     with HostileServer() as upstream:
         upstream.reply = http(b"x" * (15 << 20))
         address, app = serve(upstream=False, gate="never", options={"upstream": f"{upstream.url}/v1"})
-        setattr(app.state.service.forwarder.upstream, places, FairLock(2))  # one place for each API key
+        setattr(app.state.service.forwarder.upstream, places, FairLock(1))
         with connect(address) as first, connect(address) as second:
             first.sendall(head % len(body) + body)
             assert first.recv(12) == b"HTTP/1.1 200"
@@ -564,11 +565,26 @@ def test_a_streamed_draft_of_6000_tokens_needs_no_place_among_the_huge_responses
         events = b"data: " + json.dumps(chunk).encode() + b"\n\n"
         last = b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n"
         upstream.reply = http(events * 6_000 + last, content_type="text/event-stream")
-        address, app = serve(upstream=False, gate="logprob:mean", options={"upstream": f"{upstream.url}/v1"})
+        options, change = {"upstream": f"{upstream.url}/v1"}, use_arbiter(FixedArbiter(0.9))  # it reads whole drafts
+        address, app = serve(upstream=False, gate="always", options=options, change=change)
         client = app.state.service.forwarder.upstream
         client.large_responses, client.huge_responses = CountingLock(2), CountingLock(2)
         assert ask(address, stream=True).status_code == 200
         assert (client.large_responses.count, client.huge_responses.count) == (1, 0)
+
+
+def test_the_part_of_a_stream_that_is_forwarded_on_arrival_needs_no_place(serve):
+    """Otherwise a few long answers, which take no memory, would stop all others in the middle."""
+    piece = {"index": 0, "delta": {"content": "word " * 200}, "finish_reason": None}
+    token = {"token": "word", "logprob": -0.01, "bytes": None, "top_logprobs": []}
+    first = b"data: %s\n\n" % json.dumps({"choices": [{**piece, "logprobs": {"content": [token]}}]}).encode()
+    events = b"data: %s\n\n" % json.dumps({"choices": [piece]}).encode() * 5_000  # 5 MB
+    with HostileServer() as upstream:
+        upstream.reply = http(first + events + b"data: [DONE]\n\n", content_type="text/event-stream")
+        address, app = serve(upstream=False, gate="logprob:first", options={"upstream": f"{upstream.url}/v1"})
+        places = app.state.service.forwarder.upstream.large_responses = CountingLock(2)
+        assert len(ask(address, stream=True).content) > 5_000_000
+        assert places.count == 0
 
 
 def test_a_login_in_a_trailer_does_not_count(serve, tmp_path):

@@ -21,6 +21,7 @@ from knowgate.server.chat.gate_service import GateService
 from knowgate.server.json_api import dump_json
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.loss_monitor import LossMonitor
+from knowgate.server.streaming import StreamEnd
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Gate, Passage
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -421,6 +422,13 @@ def test_a_stream_that_the_upstream_breaks_off_ends_with_an_error(serve, stub):
     result = events(ask(address, stream=True))
     assert result[-1]["error"]["code"] == "upstream_broke_off"
     assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize(("reason", "is_cut"), [("null", True), (' ""', True), ('"stop"', False)])
+def test_an_answer_is_complete_if_there_is_a_finish_reason(reason, is_cut):
+    end = StreamEnd()
+    end.add(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":%s}]}' % reason.encode())
+    assert (b"upstream_broke_off" in end.format_missing_events()) is is_cut
 
 
 @pytest.mark.parametrize("streamed", [False, True])

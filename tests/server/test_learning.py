@@ -1044,9 +1044,10 @@ def test_a_streamed_response_without_text_is_unreadable(kind):
     assert (stream_text.text, stream_text.is_unreadable) == (None, True)
 
 
-def test_an_incomplete_stream_has_no_text():
+@pytest.mark.parametrize("unfinished", [b"null", b'""'])
+def test_an_incomplete_stream_has_no_text(unfinished):
     stream_text = StreamText()
-    stream_text.feed(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
+    stream_text.feed(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":%s}]}\n\nda' % unfinished)
     assert stream_text.text is None
     stream_text.feed(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
     assert stream_text.text == "Paris"

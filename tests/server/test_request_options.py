@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -16,11 +17,12 @@ from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.chat import request_options
 from knowgate.server.chat.request_options import FilteredRetriever, FilterMatcher, FingerprintCachingRetriever
 from knowgate.server.schemas import PassageFilter
+from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Passage
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.hash_embedder import HashEmbedder
-from tests.support.processes import until
+from tests.support.processes import PATIENCE, until
 
 # --- policy ---------------------------------------------------------------------------------------
 
@@ -129,6 +131,32 @@ def test_a_fingerprint_is_cached_for_a_minute_or_until_a_failure():
     assert update(126.0) == "four"
 
 
+def test_requests_that_are_canceled_while_a_fingerprint_is_read_delay_no_others():
+    release = threading.Event()
+
+    class Hanging(Asked):
+        @property
+        def fingerprint(self):
+            self.count += 1
+            release.wait(PATIENCE)
+            return "one"
+
+    async def count_readings():
+        retriever = FingerprintCachingRetriever(Hanging(), 0.5)
+        waiting = [asyncio.create_task(retriever.update_fingerprint()) for _ in range(4)]
+        for task in waiting[:3]:
+            await asyncio.sleep(0.1)
+            task.cancel()
+        start = time.monotonic()
+        await waiting[3]
+        release.set()
+        return retriever.retriever.count, time.monotonic() - start
+
+    count, seconds = asyncio.run(count_readings())
+    assert count == 1
+    assert seconds < 0.5
+
+
 def test_others_do_not_wait_while_the_fingerprint_of_an_index_is_read(serve):
     reading, gate = threading.Event(), threading.Event()
 
@@ -158,6 +186,15 @@ def test_a_filter_restricts_the_documents(serve, upstream, wanted, result):
     reply = ask(address, model="knowgate", knowgate={"filter": {"id": wanted}})
     assert reply.status_code == 200
     assert [item["id"] for item in reply.json()["knowgate"]["passages"]] == result
+
+
+@pytest.mark.parametrize(("options", "adds_label"), [({"filter": {"id": "d1"}}, False), ({"threshold": 0.4}, True)])
+def test_a_request_with_a_filter_adds_no_label(serve, options, adds_label):
+    """The LLM may decline to answer because the filter leaves out a passage."""
+    _, app = serve(gate="never")
+    trace = RequestTrace()
+    asyncio.run(app.state.service.gate_service.read_options({"model": "knowgate", "knowgate": options}, trace))
+    assert trace.shares_labels is adds_label
 
 
 def test_a_filter_searches_deeper_until_enough_passages_match():

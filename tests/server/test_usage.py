@@ -1,6 +1,7 @@
 """What a request costs: no call is made twice for nothing, and `usage` counts every call."""
 
 import json
+import math
 
 import pytest
 from aiohttp import web
@@ -52,6 +53,20 @@ def test_usage_of_a_streamed_draft_is_what_the_upstream_reports_after_it(serve, 
     assert len(stub.bodies) == 2
     usage = [chunk["usage"] for chunk in events(reply) if chunk.get("usage")]
     assert [(item["prompt_tokens"], item["completion_tokens"]) for item in usage] == [(10, 8)]
+
+
+def test_the_tokens_of_a_canceled_draft_are_estimated_from_texts_without_images(serve, stub):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 40_000}}
+    earlier = [
+        {"role": "user", "content": [{"type": "text", "text": "Что это?"}, image]},  # 8 characters: two tokens
+        {"role": "assistant", "content": "A map."},
+    ]
+    stub.sure = -9.0
+    address, _ = serve(gate="logprob:first")
+    body = {"messages": [*earlier, {"role": "user", "content": UNKNOWN}], "stream_options": {"include_usage": True}}
+    usage = [chunk["usage"] for chunk in events(ask(address, stream=True, **body)) if chunk.get("usage")]
+    texts = "Что это?\nA map.\n" + UNKNOWN
+    assert usage[0]["prompt_tokens"] == 5 + math.ceil(len(texts) / 4)  # the upstream reports 5 for the answer
 
 
 @pytest.mark.parametrize("stream", [True, False])

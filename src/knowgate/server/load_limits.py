@@ -304,6 +304,7 @@ class FairLock:
 
     Args:
         places: Number of tasks that can hold the lock at once. If there are several places, one key gets at most half.
+            Without keys, one client can have all of them.
     """
 
     def __init__(self, places: int = 1):
@@ -339,7 +340,7 @@ class FairLock:
 
     def _hand_over_place(self) -> None:
         """Give a place to a waiting task of the API key whose turn it is. Cancelled tasks are left out."""
-        keys_at_limit = [key for key, count in self._held_places.items() if count >= self._places_per_key]
+        keys_at_limit = [key for key, count in self._held_places.items() if key and count >= self._places_per_key]
         while (key := self._waiters.find_client(keys_at_limit)) is not None:
             turn = self._waiters.popleft(key)
             if not turn.done():

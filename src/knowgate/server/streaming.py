@@ -40,9 +40,9 @@ BLANK_RUN = re.compile(rb"\n{3,}|(?:\r\n){3,}")
 REPEATED_COMMENT = re.compile(rb"(?<=\n):[^\r\n]*+(?:\n\n|\r\n\r\n)(?=:)")  # before another comment
 # Last event of the Responses API, which has no event [DONE].
 RESPONSE_END = re.compile(rb'"type": ?"(?:response\.(?:completed|incomplete|failed)|error)"')
-# All chunks of a streamed chat completion except the last one contain a finish reason of null.
+# All chunks of a streamed chat completion except the last one contain a finish reason of null, or of "" from some servers.
 CHOICES_MARKERS = (b'"choices":[', b'"choices": [')
-UNFINISHED_MARKERS = (b'"finish_reason":null', b'"finish_reason": null')
+UNFINISHED_MARKERS = tuple(b'"finish_reason":%s' % value for value in (b"null", b" null", b'""', b' ""'))
 
 
 class InvalidResponse(Exception):

@@ -136,6 +136,8 @@ class GateService:
         if is_named and self._get_named_pipeline(options.gate).gate == self.rag.gate:
             options = replace(options, gate="", arm="a")
         trace.has_own_options, trace.gate_spec = not options.is_default, self.gate_spec
+        if options.filter is not None:  # without it, the LLM may know more
+            trace.shares_labels = False
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
     def select_pipeline(self, options: request_options.RequestOptions) -> AdaptiveRAG:

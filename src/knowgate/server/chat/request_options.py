@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property
@@ -233,7 +234,7 @@ class FingerprintCachingRetriever:
         self._clock = clock
         self._fingerprint = self._problem = ""
         self._expires = float("-inf")
-        self._lock = asyncio.Lock()
+        self._update: asyncio.Task[None] | None = None  # the current or the last one
         self._thread = ThreadPoolExecutor(1, "knowgate-fingerprint")
 
     @property
@@ -249,15 +250,23 @@ class FingerprintCachingRetriever:
         return self._fingerprint
 
     async def update_fingerprint(self) -> None:
-        """Read the fingerprint in a thread if it is older than a minute, or if the last reading or search failed."""
-        async with self._lock:
+        """Read the fingerprint in a thread if it is older than a minute, or if the last reading or search failed.
+
+        Concurrent requests wait for the same reading. It goes on if one of them is canceled.
+        """
+        if self._update is None or self._update.done():
             if self._clock() < self._expires:
                 return
-            try:
-                await run_in_thread(self._thread, self._read, self._timeout)
-            except Exception as error:  # noqa: BLE001 - without a fingerprint, nothing is guaranteed, so requests retrieve
-                self._problem = get_reason(error, self._timeout).rstrip(".")
-                self._expires = self._clock() + RETRY_SECONDS
+            self._update = asyncio.get_running_loop().create_task(self._read_in_time(), context=Context())
+        await asyncio.shield(self._update)
+
+    async def _read_in_time(self) -> None:
+        """Read the fingerprint in a thread. After a failure, note the reason."""
+        try:
+            await run_in_thread(self._thread, self._read, self._timeout)
+        except Exception as error:  # noqa: BLE001 - without a fingerprint, nothing is guaranteed, so requests retrieve
+            self._problem = get_reason(error, self._timeout).rstrip(".")
+            self._expires = self._clock() + RETRY_SECONDS
 
     def _read(self) -> None:
         """Read the fingerprint. A slow reading is used when it is ready, even if nobody waits for it any more."""

@@ -63,7 +63,7 @@ class StreamText:
             self.pieces.append(text[:MAX_ANSWER_CHARS])
             self._char_count += len(text)
         is_last_event = event_type in ("response.completed", "response.incomplete")
-        if is_last_event or choice.get("finish_reason") is not None:
+        if is_last_event or choice.get("finish_reason"):
             self.is_complete = True
         is_call = event_type is not None and str(event_type).startswith(NO_TEXT_EVENTS)
         self._calls_tool |= is_call or _calls_tool(choice, "delta")

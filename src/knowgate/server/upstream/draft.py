@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -57,6 +56,17 @@ STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to t
 
 
 @dataclass
+class LineReading:
+    """State of a stream whose beginning is a draft. The other lines are forwarded as they arrive.
+
+    Attributes:
+        is_kept: Whether lines that are read now stay in memory.
+    """
+
+    is_kept: bool = True
+
+
+@dataclass
 class UpstreamDraft:
     """Answer of the upstream, read completely or in part. Only a stream can be read in part.
 
@@ -70,6 +80,7 @@ class UpstreamDraft:
         remaining_lines: Lines of a stream that have not been read yet. None if the response is not streamed.
         hide_logprobs: Removes log-probabilities that the client did not request, in place. None if there are none.
         has_ended: Whether the text of a streamed answer has ended. Token counts and [DONE] may still follow.
+        reading: State of the stream.
     """
 
     response: aiohttp.ClientResponse
@@ -81,6 +92,7 @@ class UpstreamDraft:
     remaining_lines: AsyncGenerator[bytes, None] | None = None
     hide_logprobs: LogprobsFilter | None = None
     has_ended: bool = False
+    reading: LineReading = field(default_factory=LineReading)
 
     @property
     def is_complete(self) -> bool:
@@ -92,6 +104,7 @@ class UpstreamDraft:
     async def read_to_end(self) -> None:
         """Read the rest of a stream after its answer, such as [DONE]. A failure makes the answer unusable."""
         assert self.remaining_lines is not None
+        self.reading.is_kept = True
         try:
             async with asyncio.timeout(STREAM_END_TIMEOUT):
                 self.lines += [line async for line in self.remaining_lines]
@@ -203,11 +216,20 @@ async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
     """Read the beginning of a streamed answer, until `is_enough`. After a tool call, `completion` stays None."""
-    remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES, is_kept=True))
-    draft = UpstreamDraft(response, remaining_lines=remaining_lines)
+    reading = LineReading()
+    chunks = response_body.iter_chunks(response, MAX_DRAFT_BYTES, is_kept=lambda: reading.is_kept)
+    draft = UpstreamDraft(response, remaining_lines=read_event_lines(chunks), reading=reading)
+    await _read_beginning(draft, is_enough)
+    reading.is_kept = False
+    return draft
+
+
+async def _read_beginning(draft: UpstreamDraft, is_enough: Callable[[StreamedResponse], bool]) -> None:
+    """Read the beginning of a streamed answer into a draft, as `_read_stream` does."""
     answer = StreamedResponse()
     byte_count = value_count = 0
-    async for line in remaining_lines:
+    assert draft.remaining_lines is not None
+    async for line in draft.remaining_lines:
         draft.lines.append(line)
         byte_count += len(line)
         chunk, line_values = await response_body.run_for_size(len(line), functools.partial(_parse_line, line))
@@ -215,21 +237,20 @@ async def _read_stream(
         if value_count > MAX_DRAFT_VALUES:
             raise InvalidResponse(f"the answer has more than {MAX_DRAFT_VALUES:,} JSON values")
         line_memory = byte_count + BYTES_PER_LINE * len(draft.lines)
-        await response_body.wait_for_memory(response, line_memory + BYTES_PER_VALUE * value_count)
+        await response_body.wait_for_memory(draft.response, line_memory + BYTES_PER_VALUE * value_count)
         if chunk is None:
             continue
         draft.calls_tool = _calls_tool(chunk)
         if draft.calls_tool:
-            return draft
+            return
         try:
             answer.add(chunk)
         except ModelError:
-            return draft
+            return
         if answer.finish_reason is not None or is_enough(answer):
             break
     draft.has_ended = answer.finish_reason is not None
     draft.completion = await response_body.run_for_size(byte_count, lambda: _join_pieces(answer))
-    return draft
 
 
 def _parse_line(line: bytes) -> tuple[dict[str, Any] | None, int]:
@@ -392,12 +413,22 @@ def _count_tokens(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsag
     usage = _find_usage(draft)
     prompt_tokens = usage.get("prompt_tokens")
     if not is_token_count(prompt_tokens):
-        prompt_tokens = round(estimate_tokens(json.dumps(request.get("messages"))))
+        prompt_tokens = round(estimate_tokens("\n".join(_iter_texts(request.get("messages")))))
     completion_tokens = usage.get("completion_tokens")
     if not is_token_count(completion_tokens):
         text = draft.completion.text if draft.completion is not None else ""
         completion_tokens = round(estimate_tokens(text))
     return TokenUsage(prompt_tokens, completion_tokens, get_cost(usage))
+
+
+def _iter_texts(messages: object) -> Iterator[str]:
+    """Yield the texts of a chat, without images and other content."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text
 
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:

@@ -32,14 +32,14 @@ GZIP_MARK = b"\x1f"  # first byte of a member of gzip data
 
 
 async def iter_chunks(
-    response: aiohttp.ClientResponse, max_bytes: int = MAX_STREAM_BYTES, *, is_kept: bool = False
+    response: aiohttp.ClientResponse, max_bytes: int = MAX_STREAM_BYTES, *, is_kept: Callable[[], bool] | None = None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the body of a response as it arrives, decompressed.
 
     Args:
         response: The response. Beyond MAX_FREE_BYTES of a body that is kept, its `wait_for_place` is called, if it has one.
         max_bytes: Maximum size of the body.
-        is_kept: Whether the caller keeps the body in memory.
+        is_kept: Returns whether the caller keeps the body in memory at present. By default, it never does.
 
     Raises:
         InvalidResponse: The body is larger than `max_bytes`, or compressed in a format that is not supported.
@@ -49,7 +49,7 @@ async def iter_chunks(
         raise InvalidResponse("the body is compressed in a format that was not requested")
     decompressor = None if encoding in ("identity", "") else Decompressor()
     size = 0
-    wait_for_place = getattr(response, "wait_for_place", None) if is_kept else None
+    wait_for_place = getattr(response, "wait_for_place", None)
     async for chunk in response.content.iter_any():
         pieces: Iterable[bytes] = [chunk] if decompressor is None else decompressor.decompress(chunk)
         for piece in pieces:
@@ -57,7 +57,7 @@ async def iter_chunks(
             if size > max_bytes:
                 raise InvalidResponse(f"the body is larger than {max_bytes:,} bytes")
             yield piece
-            if size > MAX_FREE_BYTES and wait_for_place is not None:
+            if size > MAX_FREE_BYTES and wait_for_place is not None and is_kept is not None and is_kept():
                 await wait_for_place(size)
             if decompressor is not None:
                 await asyncio.sleep(0)  # a small chunk can become large, so let other requests run
@@ -90,7 +90,7 @@ async def read_content(response: aiohttp.ClientResponse, max_bytes: int = MAX_CO
         InvalidResponse: The body is larger than `max_bytes`.
     """
     async with response:
-        return b"".join([chunk async for chunk in iter_chunks(response, max_bytes, is_kept=True)])
+        return b"".join([chunk async for chunk in iter_chunks(response, max_bytes, is_kept=lambda: True)])
 
 
 async def wait_for_memory(response: aiohttp.ClientResponse, memory: int) -> None:
