@@ -19,7 +19,7 @@ from knowgate.server import connection_limits
 from knowgate.server.app import EndpointApp
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.client_connection import ABORT_EXTENSION
-from knowgate.server.connection_limits import REQUESTS_PER_TURN, AddressConnections
+from knowgate.server.connection_limits import REQUESTS_PER_TURN, RequestTurns
 from knowgate.server.entrypoint import build_uvicorn_options, raise_open_file_limit
 from knowgate.server.load_limits import FairLock
 from knowgate.server.options import ServeOptions
@@ -408,38 +408,57 @@ def test_a_server_raises_its_limit_of_open_files(monkeypatch, caplog, soft_limit
     assert ("can open only 1024 files" in caplog.text) == (hard_limit == 1_024)
 
 
-def test_requests_of_a_busy_address_start_in_several_turns_of_the_event_loop():
+def test_few_requests_start_in_each_iteration_of_the_event_loop_and_addresses_take_turns():
     async def start_requests():
-        busy, other = AddressConnections(), AddressConnections()
-        started = []
+        turns, started, counts = RequestTurns(), [], []
 
-        async def start(connections, name):
-            await connections.wait_for_turn()
-            started.append(name)
+        async def start(address):
+            await turns.wait(address)
+            started.append(address)
 
-        tasks = [asyncio.ensure_future(start(busy, "busy")) for _ in range(100)]
-        tasks.append(asyncio.ensure_future(start(other, "other")))
-        counts = []
+        addresses = [*["busy"] * 100, *map(str, range(5)), "last"]
+        tasks = [asyncio.ensure_future(start(address)) for address in addresses]
         while len(started) < len(tasks):
             await asyncio.sleep(0)
             counts.append(len(started))
         return started, counts
 
     started, counts = asyncio.run(start_requests())
-    assert "other" in started[: REQUESTS_PER_TURN + 1]
-    assert max(after - before for before, after in pairwise([0, *counts])) <= REQUESTS_PER_TURN + 1
+    assert "last" in started[: 2 * REQUESTS_PER_TURN]
+    assert max(after - before for before, after in pairwise([0, *counts])) <= REQUESTS_PER_TURN
     assert started.count("busy") == 100
 
 
-def test_the_turns_of_an_address_start_again_after_a_pause():
+def test_the_turns_of_requests_start_again_after_a_pause():
     async def start_twice():
-        connections = AddressConnections()
+        turns = RequestTurns()
         for _ in range(2):
-            await asyncio.gather(*[connections.wait_for_turn() for _ in range(2 * REQUESTS_PER_TURN)])
+            await asyncio.gather(*[turns.wait("address") for _ in range(2 * REQUESTS_PER_TURN)])
             await asyncio.sleep(0.01)
         return True
 
     assert asyncio.run(start_twice())
+
+
+@pytest.mark.parametrize("limit", ["MAX_UNREAD_PER_ADDRESS", "MAX_UNREAD"])
+def test_connections_whose_clients_do_not_read_are_limited(serve, monkeypatch, limit):
+    monkeypatch.setattr(connection_limits, limit, 2)
+    body = b'{"model": "m", "input": "a"}'
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with HostileServer() as upstream:
+        upstream.reply = http(b"x" * (15 << 20))
+        address, _ = serve(upstream=False, gate="never", options={"upstream": f"{upstream.url}/v1"})
+        with connect(address) as first, connect(address) as second, connect(address) as third:
+            for client in (first, second, third):
+                client.sendall(head % len(body) + body)
+                assert client.recv(12) == b"HTTP/1.1 200"
+                time.sleep(0.5)  # until it is clear that the client does not read
+            sizes = [len(read_all(client)) for client in (third, first, second)]
+            assert sizes[0] < 15 << 20 < min(sizes[1:])
+            with connect(address) as fourth:  # there is room again
+                fourth.sendall(head % len(body) + body)
+                time.sleep(0.5)
+                assert len(read_all(fourth)) > 15 << 20
 
 
 def test_many_connections_are_accepted_in_one_turn_of_the_event_loop():

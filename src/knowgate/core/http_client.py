@@ -9,23 +9,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import os
 import random
-import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
-import httpcore
 import httpx
 
+from knowgate.core.network_deadline import REQUEST_DEADLINE, DeadlineBackend, request_deadline
 from knowgate.core.redaction import find_url_secrets, redact_message, redact_urls
 from knowgate.core.validation import count_json_values, parse_json, parse_retry_after
 from knowgate.errors import BadInput, BadSetting, RejectionError, ServerError
@@ -38,9 +35,8 @@ NETWORK_VARIABLES = (*_PROXY_VARIABLES, *map(str.lower, _PROXY_VARIABLES), *_CER
 MAX_RESPONSE_BYTES = 16 << 20  # 64 embeddings of 8,192 numbers each take less
 MAX_RESPONSE_VALUES = 1_000_000
 LARGE_RESPONSE_BYTES = 64 << 10  # larger ones are parsed one at a time
-_LARGE_RESPONSE_LOCK = threading.Lock()
+_LARGE_RESPONSE_LOCK = threading.RLock()
 ALLOWED_ENCODINGS = ("", "identity", "gzip")  # gzip expands data about 1,000 times at most; others have no such limit
-REQUEST_DEADLINE: ContextVar[float] = ContextVar("deadline of this thread's request", default=math.inf)
 MAX_CONCURRENT_REQUESTS, MAX_RETRIES = 8, 2
 SETUP_STATUSES = (401, 403, 404, 408, 429)  # they do not depend on the content of a request
 
@@ -307,22 +303,6 @@ def read_key_header(*variables: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-@contextlib.contextmanager
-def request_deadline(end: float) -> Iterator[None]:
-    """Set a deadline for network access of this thread inside the `with` block.
-
-    Of nested deadlines, the earlier one applies.
-
-    Args:
-        end: The deadline, a time of `time.monotonic`.
-    """
-    token = REQUEST_DEADLINE.set(min(end, REQUEST_DEADLINE.get()))
-    try:
-        yield
-    finally:
-        REQUEST_DEADLINE.reset(token)
-
-
 def iter_body(response: httpx.Response, server: str, max_bytes: int = MAX_RESPONSE_BYTES) -> Iterator[bytes]:
     """Yield the decompressed body of a response in chunks.
 
@@ -382,10 +362,29 @@ def read_response(response: httpx.Response, server: str, max_bytes: int = MAX_RE
     return HttpResponse(response.status_code, bytes(body), parse_retry_after(response.headers.get("Retry-After", "")))
 
 
+@contextlib.contextmanager
+def wait_for_turn(content: bytes) -> Iterator[None]:
+    """Wait until no other thread processes a large response, if this one is large. Processing takes memory and time.
+
+    Raises:
+        ServerError: The deadline of `request_deadline` passed, so nobody waits for the result any more.
+    """
+    if len(content) <= LARGE_RESPONSE_BYTES:
+        yield
+        return
+    seconds = REQUEST_DEADLINE.get() - time.monotonic()
+    if not _LARGE_RESPONSE_LOCK.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX)):
+        raise ServerError("a large response was not processed in time. Try again later.")
+    try:
+        yield
+    finally:
+        _LARGE_RESPONSE_LOCK.release()
+
+
 def parse_json_response(content: bytes, where: str, max_values: int = MAX_RESPONSE_VALUES) -> Any:
     """Parse the JSON response of a server. Invalid characters become U+FFFD.
 
-    Large responses are parsed one at a time, because parsing takes memory and delays other threads.
+    Large responses are parsed one at a time.
 
     Args:
         content: The body of the response.
@@ -395,56 +394,10 @@ def parse_json_response(content: bytes, where: str, max_values: int = MAX_RESPON
     Raises:
         RejectionError: The body is not valid JSON, or has too many values.
     """
-    with _LARGE_RESPONSE_LOCK if len(content) > LARGE_RESPONSE_BYTES else contextlib.nullcontext():
+    with wait_for_turn(content):
         if count_json_values(content, max_values) > max_values:
             raise RejectionError(f"{where} has more than {max_values:,} JSON values. Check the server's address.")
         try:
             return parse_json(content.decode("utf-8-sig", errors="replace"), where, replace_surrogates=True)
         except BadInput as error:
             raise RejectionError(str(error)) from None
-
-
-class DeadlineBackend(httpcore.NetworkBackend):
-    """Network backend with a deadline for all connections, set by `request_deadline`."""
-
-    def __init__(self, inner: httpcore.NetworkBackend):
-        self._inner = inner
-
-    def connect_tcp(self, host: str, port: int, timeout: float | None = None, *args: Any, **options: Any) -> Any:
-        limit = _limit_timeout(timeout, httpcore.ConnectTimeout)
-        return DeadlineStream(self._inner.connect_tcp(host, port, limit, *args, **options))
-
-
-class DeadlineStream(httpcore.NetworkStream):
-    """Connection with a deadline for reads and writes, set by `request_deadline`."""
-
-    def __init__(self, inner: httpcore.NetworkStream):
-        self._inner = inner
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._inner.read(max_bytes, _limit_timeout(timeout, httpcore.ReadTimeout))
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._inner.write(buffer, _limit_timeout(timeout, httpcore.WriteTimeout))
-
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        limit = _limit_timeout(timeout, httpcore.ConnectTimeout)
-        return DeadlineStream(self._inner.start_tls(ssl_context, server_hostname, limit))
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)
-
-
-def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]) -> float | None:
-    """Return the timeout or the time until the deadline, if shorter."""
-    left = REQUEST_DEADLINE.get() - time.monotonic()
-    if left <= 0:
-        raise make_error("the deadline of the request has passed")
-    if left == math.inf:  # no deadline is set
-        return timeout
-    return left if timeout is None else min(left, timeout)

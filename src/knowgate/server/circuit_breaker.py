@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from knowgate.core.http_client import request_deadline
 from knowgate.core.limited_log import LimitedLog
+from knowgate.core.network_deadline import request_deadline
 from knowgate.errors import BadInput, RejectionError, get_brief
 from knowgate.gates.rules.rule_set import CutoffRule, Rule, RuleSet
 from knowgate.gates.rules.topic_rule import TopicRule

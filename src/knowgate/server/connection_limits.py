@@ -34,25 +34,26 @@ LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an ea
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
 MAX_WAITING = 4_096  # the same, of all addresses together
-REQUESTS_PER_TURN = 16  # requests of an address that start in one iteration of the event loop
+MAX_UNREAD_PER_ADDRESS, MAX_UNREAD = 256, 1_024  # connections whose clients do not read; further ones are closed
+REQUESTS_PER_TURN = 16  # requests that start in one iteration of the event loop
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
 
 
-class AddressConnections:
-    """The open connections of one client address."""
+class RequestTurns:
+    """Limit on the requests that start in one iteration of the event loop. Client addresses take turns.
+
+    Without it, hundreds of connections would fill each iteration for a second, and other clients need several iterations to
+    connect and to be answered.
+    """
 
     def __init__(self) -> None:
-        self.open: set[LimitedHttpProtocol] = set()
-        self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
-        self._starts = 0  # requests that started in this iteration of the event loop
-        self._turns: deque[asyncio.Future[None]] = deque()  # of the requests that wait for a later iteration
+        self._starts = 0  # requests that started in this iteration
+        self._turns: dict[
+            str, deque[asyncio.Future[None]]
+        ] = {}  # of the requests that wait, by address; the next one first
 
-    async def wait_for_turn(self) -> None:
-        """Wait until a request of this address may start.
-
-        Without this limit, an address with hundreds of connections would fill each iteration of the event loop for a
-        second, and other clients need several iterations to connect and to be answered.
-        """
+    async def wait(self, address: str) -> None:
+        """Wait until a request of this address may start."""
         loop = asyncio.get_running_loop()
         if not self._starts:
             loop.call_soon(self._start_iteration)
@@ -60,28 +61,32 @@ class AddressConnections:
             self._starts += 1
             return
         turn = loop.create_future()
-        self._turns.append(turn)
+        self._turns.setdefault(address, deque()).append(turn)
         await turn
 
     def _start_iteration(self) -> None:
-        """Let the requests start that have waited longest. Called in the next iteration of the event loop."""
-        self._starts = min(REQUESTS_PER_TURN, len(self._turns))
-        for _ in range(self._starts):
-            turn = self._turns.popleft()
+        """Let requests start that have waited. Called in the next iteration of the event loop."""
+        self._starts = 0
+        while self._turns and self._starts < REQUESTS_PER_TURN:
+            address = next(iter(self._turns))
+            turns = self._turns.pop(address)
+            turn = turns.popleft()
+            if turns:
+                self._turns[address] = turns  # behind all other addresses
             if not turn.done():  # else its task was cancelled
                 turn.set_result(None)
+                self._starts += 1
         if self._starts:
             asyncio.get_running_loop().call_soon(self._start_iteration)
 
-    def evict(self, now: float) -> None:
-        """Close the oldest waiting connection, if there are too many. Very new connections stay open."""
-        if len(self.waiting) <= MAX_WAITING_PER_ADDRESS:
-            return
-        oldest, since = next(iter(self.waiting.items()))
-        if now - since >= MIN_EVICTION_SECONDS:
-            self.waiting.pop(oldest)
-            self.open.discard(oldest)  # not later by `connection_lost`, so that a new connection gets its place now
-            oldest.transport.abort()
+
+class Connections:
+    """The open connections of one client address, or of all addresses."""
+
+    def __init__(self) -> None:
+        self.open: set[LimitedHttpProtocol] = set()
+        self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
+        self.unread: set[LimitedHttpProtocol] = set()  # connections whose client does not read its response
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -111,10 +116,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.app = partial(self._run_in_turn, self.app)
         # All connections of a server process share its state, so the connections by address are stored there.
         shared = vars(self.server_state)
-        self._addresses: defaultdict[str, AddressConnections] = shared.setdefault(
-            "addresses", defaultdict(AddressConnections)
-        )
-        self._waiting: dict[LimitedHttpProtocol, float] = shared.setdefault("waiting", {})  # of all addresses
+        self._addresses: defaultdict[str, Connections] = shared.setdefault("addresses", defaultdict(Connections))
+        self._all: Connections = shared.setdefault("all_connections", Connections())  # `open` is not used
+        self._turns: RequestTurns = shared.setdefault("turns", RequestTurns())
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -124,8 +128,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._address = self.client[0] if self.client else ""
         connections = self._addresses[self._address]
         connections.open.add(self)
-        connections.evict(self.loop.time())
-        self._evict_oldest()
+        self._close_oldest(connections.waiting, MAX_WAITING_PER_ADDRESS)
+        self._close_oldest(self._all.waiting, MAX_WAITING)
         if len(connections.open) > MAX_CONNECTIONS_PER_ADDRESS:
             transport.abort()
             return
@@ -134,7 +138,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers of the connection, and no longer count it."""
         self._stop_waiting()
-        self._stop_timer("_write_timer")
+        self._note_reading()
         self._stop_timer("_linger_timer")
         connections = self._addresses[self._address]
         connections.open.discard(self)
@@ -143,18 +147,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self.app = self.config.loaded_app  # no longer refers to this connection, so its memory can be freed at once
 
-    def _evict_oldest(self) -> None:
-        """Close the connection of any address that waits longest, if there are too many. Very new ones stay open."""
-        if len(self._waiting) > MAX_WAITING:
-            oldest, since = next(iter(self._waiting.items()))
+    def _close_oldest(self, waiting: dict[LimitedHttpProtocol, float], limit: int) -> None:
+        """Close the connection that waits longest for its headers, if too many wait. Very new connections stay open."""
+        if len(waiting) > limit:
+            oldest, since = next(iter(waiting.items()))
             if self.loop.time() - since >= MIN_EVICTION_SECONDS:
-                del self._waiting[oldest]
+                oldest._stop_waiting()
+                # Not later by `connection_lost`, so that a new connection gets its place now.
+                self._addresses[oldest._address].open.discard(oldest)
                 oldest.transport.abort()
 
     async def _run_in_turn(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request when it is the turn of its client address."""
-        if self._address in self._addresses:  # otherwise all its connections have been closed
-            await self._addresses[self._address].wait_for_turn()
+        await self._turns.wait(self._address)
         # Headers of responses are changed in `_send`. If the cycle (a request of uvicorn) itself referred to `_send`, its body
         # would stay in memory until the garbage collection.
         cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
@@ -166,13 +171,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Note that this connection waits for headers: start their time limit, and count their bytes from zero."""
         if self._header_timer is None:
             self._header_bytes = 0
-            self._addresses[self._address].waiting[self] = self._waiting[self] = self.loop.time()
+            self._note_waiting()
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
+
+    def _note_waiting(self) -> None:
+        """Note that this connection may be closed to make room for others."""
+        self._addresses[self._address].waiting[self] = self._all.waiting[self] = self.loop.time()
 
     def _stop_waiting(self) -> None:
         """Note that this connection no longer waits for headers, and stop their time limit."""
         self._addresses[self._address].waiting.pop(self, None)
-        self._waiting.pop(self, None)
+        self._all.waiting.pop(self, None)
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
@@ -398,20 +407,31 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
             self._stop_timer("_header_timer")  # a request that has a response gets no error for slow trailers
-            self._addresses[self._address].waiting[self] = self._waiting[self] = self.loop.time()  # may be evicted
+            self._note_waiting()  # it may be closed to make room for others
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         elif self._responded_early:
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Start the time limit for a client that does not read its response."""
+        """Start the time limit for a client that does not read its response. Close the connection if there are too many."""
         super().pause_writing()
-        if self._write_timer is None:
+        unread = self._addresses[self._address].unread
+        if len(unread) >= MAX_UNREAD_PER_ADDRESS or len(self._all.unread) >= MAX_UNREAD:
+            self.transport.abort()
+        elif self._write_timer is None:
+            unread.add(self)
+            self._all.unread.add(self)
             self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop the time limit, because the client reads again."""
         super().resume_writing()
+        self._note_reading()
+
+    def _note_reading(self) -> None:
+        """Note that the client reads its response."""
+        self._addresses[self._address].unread.discard(self)
+        self._all.unread.discard(self)
         self._stop_timer("_write_timer")
 
     def _stop_timer(self, name: str) -> None:

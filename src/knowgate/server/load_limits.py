@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 
-from knowgate.core.http_client import request_deadline
+from knowgate.core.network_deadline import request_deadline
 from knowgate.core.stop_flag import open_stoppable_context
 from knowgate.errors import get_brief
 from knowgate.models.backend import can_interrupt

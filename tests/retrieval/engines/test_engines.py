@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from knowgate.core.http_client import MAX_RESPONSE_BYTES, request_deadline
+from knowgate.core.http_client import MAX_RESPONSE_BYTES
+from knowgate.core.network_deadline import request_deadline
 from knowgate.errors import AdapterError, BadSetting, KnowgateError, ServerError
 from knowgate.gates import load_gate
 from knowgate.models.fake import FakeModel

@@ -20,6 +20,7 @@ import httpx
 
 from knowgate.core import http_client
 from knowgate.core.http_client import RetryPolicy, call_with_retries
+from knowgate.core.network_deadline import request_deadline
 from knowgate.core.redaction import MAX_MESSAGE_CHARS, redact_message
 from knowgate.errors import BadSetting, ModelError, ServerError
 
@@ -125,7 +126,7 @@ class ApiClient:
         """Send a request once and return the response with an unread body."""
         seconds = self._remaining_seconds(deadline)
         client = self._client
-        with _translate_errors(url, seconds), http_client.request_deadline(time.monotonic() + seconds):
+        with _translate_errors(url, seconds), request_deadline(time.monotonic() + seconds):
             request = client.build_request("POST", url, content=content, timeout=seconds)
             response = client.send(request, stream=True)
             if response.is_success:
@@ -161,7 +162,7 @@ class ApiClient:
         waited = 0.0  # seconds
         while True:
             start = time.monotonic()
-            with _translate_stream_errors(url), http_client.request_deadline(start + self._retry.timeout):
+            with _translate_stream_errors(url), request_deadline(start + self._retry.timeout):
                 data = next(body, None)
             waited += time.monotonic() - start
             if data is None:

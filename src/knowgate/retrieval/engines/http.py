@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, parse_json_response
+from knowgate.core.http_client import JsonClient, parse_json_response, wait_for_turn
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.core.text import replace_surrogates
 from knowgate.errors import RejectionError
@@ -78,7 +78,8 @@ class HttpRetriever:
             body = self._server.request_bytes("GET", url)
         else:
             body = self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
-        return parse_search_response(body, self._server.name, self._server.redact)[:k]
+        with wait_for_turn(body):  # until most passages are freed
+            return parse_search_response(body, self._server.name, self._server.redact)[:k]
 
 
 def parse_search_response(body: bytes, server: str, redact: Callable[[str], str] = redact_message) -> list[Passage]:

@@ -82,13 +82,14 @@ def add_key(path: Path, name: str, *, rate: int | None = None, admin: bool = Fal
         The key. Only its hash is stored, so the key cannot be recovered later.
 
     Raises:
-        BadSetting: The name is blank, too long, has characters other than printable ASCII, or is already in the file.
+        BadSetting: The name is blank, too long, has characters other than printable ASCII or spaces at its ends, or is already
+            in the file.
     """
     # Letters of other alphabets can look like ASCII letters, so that two names could not be told apart.
-    if not name.strip() or len(name) > 100 or not name.isascii() or not name.isprintable():
+    if name != name.strip() or not 0 < len(name) <= 100 or not name.isascii() or not name.isprintable():
         raise BadSetting(
-            "the name of an API key must have 1 to 100 printable ASCII characters. Name the person or application that uses "
-            "the key."
+            "the name of an API key must have 1 to 100 printable ASCII characters, without spaces at its ends. Name the "
+            "person or application that uses the key."
         )
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     stored = ApiKey(name=name, hash=hash_key(key), created=time.time(), rate=rate, admin=admin)

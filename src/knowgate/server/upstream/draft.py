@@ -21,6 +21,7 @@ from aiohttp.client_exceptions import ClientError
 
 from knowgate.core import http_client
 from knowgate.core.http_client import RetryPolicy
+from knowgate.core.network_deadline import request_deadline
 from knowgate.core.text import estimate_tokens
 from knowgate.core.validation import count_json_values
 from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
@@ -41,10 +42,10 @@ from knowgate.server.streaming import (
 )
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, get_cost, is_token_count
 from knowgate.server.upstream import response_body
+from knowgate.server.upstream.response_body import MIN_TOP_LOGPROBS
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
 TOOL_FIELDS = ("tool_calls", "function_call")  # of a message that calls a tool; older LLMs use the second one
-MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 MAX_DRAFT_VALUES = 2_000_000  # maximum number of JSON values of the part that is read as a draft
 BYTES_PER_VALUE, BYTES_PER_LINE = 64, 64  # of memory, for a JSON value or a line of a draft
@@ -57,13 +58,9 @@ STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to t
 
 @dataclass
 class LineReading:
-    """State of a stream whose beginning is a draft. The other lines are forwarded as they arrive.
+    """State of a stream whose beginning is a draft. The other lines are forwarded as they arrive."""
 
-    Attributes:
-        is_kept: Whether lines that are read now stay in memory.
-    """
-
-    is_kept: bool = True
+    is_kept: bool = True  # whether lines that are read now stay in memory
 
 
 @dataclass
@@ -136,21 +133,6 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
     requested_count = request.get("top_logprobs")
     count = max(MIN_TOP_LOGPROBS, requested_count) if isinstance(requested_count, int) else MIN_TOP_LOGPROBS
     return {**request, "logprobs": True, "top_logprobs": count}
-
-
-def make_logprobs_filter(request: Mapping[str, Any]) -> LogprobsFilter | None:
-    """Return a function that removes the log-probabilities that only the gate requested. None means to keep all.
-
-    Args:
-        request: Body of the client's request.
-    """
-    if not request.get("logprobs"):
-        return response_body.remove_logprobs
-    count = request.get("top_logprobs")
-    requested_count = count if isinstance(count, int) else 0
-    if requested_count >= MIN_TOP_LOGPROBS:
-        return None
-    return functools.partial(response_body.limit_top_logprobs, count=requested_count)
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
@@ -386,7 +368,7 @@ def is_reachable(url: str) -> bool:
     try:
         with (
             closing(http_client.open_client({}, connections=1)) as client,
-            http_client.request_deadline(time.monotonic() + seconds),
+            request_deadline(time.monotonic() + seconds),
             client.stream("GET", f"{url}/models", timeout=seconds),
         ):
             return True
@@ -425,10 +407,9 @@ def _iter_texts(messages: object) -> Iterator[str]:
     """Yield the texts of a chat, without images and other content."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else [content]:
-            text = part.get("text") if isinstance(part, dict) else part
-            if isinstance(text, str):
-                yield text
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        yield from (text for text in texts if isinstance(text, str))
 
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:

@@ -41,6 +41,7 @@ from knowgate.server.upstream.forwarded_request import BackgroundSearch, Forward
 from knowgate.server.upstream.response_body import (
     MAX_INLINE_MESSAGES,
     iter_chunks,
+    make_logprobs_filter,
     parse_completion,
     read_chat,
     read_content,
@@ -301,7 +302,7 @@ class UpstreamForwarder:
             raise
         self.upstream.breaker.record_success()
         if body is not request.upstream_body:  # log-probabilities were added to it
-            answer.hide_logprobs = drafts.make_logprobs_filter(request.body)
+            answer.hide_logprobs = make_logprobs_filter(request.body)
         return answer
 
     async def _send(self, request: ForwardedRequest, path: str, content: bytes) -> aiohttp.ClientResponse:

@@ -16,13 +16,14 @@ from knowgate.errors import BadInput
 from knowgate.models.fair_executor import FairExecutor
 from knowgate.server.json_api import LARGE_BODY_BYTES, MAX_JSON_VALUES, dump_json, load_json
 from knowgate.server.load_limits import choose_runner, run_in_thread, run_in_turn
-from knowgate.server.streaming import InvalidResponse
+from knowgate.server.streaming import InvalidResponse, LogprobsFilter
 
 Result = TypeVar("Result")
 _large_text_thread = FairExecutor(1)  # shared by all requests of this process
 MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
 MAX_FREE_BYTES = 1 << 20  # larger responses wait for a place, because clients may read them slowly
 MEMORY_FACTOR = 8  # a parsed response with log-probabilities takes about as many times the memory of its text
+MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
 MAX_RESPONSE_VALUES = 1_000_000
 MAX_INLINE_MESSAGES = 8 << 10  # bytes of a request; to find the question of a larger one takes milliseconds
@@ -162,6 +163,21 @@ async def write_request(body: Mapping[str, Any], raw_body: bytes) -> bytes:
 async def read_chat(byte_count: int, work: Callable[[], Result]) -> Result:
     """Run a function that finds the question of a request of this size. Otherwise like `run_for_size`."""
     return await run_for_size(byte_count, work, MAX_INLINE_MESSAGES)
+
+
+def make_logprobs_filter(request: Mapping[str, Any]) -> LogprobsFilter | None:
+    """Return a function that removes the log-probabilities that only the gate requested. None means to keep all.
+
+    Args:
+        request: Body of the client's request.
+    """
+    if not request.get("logprobs"):
+        return remove_logprobs
+    count = request.get("top_logprobs")
+    requested_count = count if isinstance(count, int) else 0
+    if requested_count >= MIN_TOP_LOGPROBS:
+        return None
+    return partial(limit_top_logprobs, count=requested_count)
 
 
 def remove_logprobs(completion: dict[str, Any]) -> None:
