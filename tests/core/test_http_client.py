@@ -10,7 +10,6 @@ from knowgate.core import http_client
 from knowgate.core.http_client import (
     LARGE_RESPONSE_BYTES,
     MAX_RESPONSE_VALUES,
-    REQUEST_DEADLINE,
     JsonClient,
     RetryableError,
     RetryPolicy,
@@ -18,8 +17,9 @@ from knowgate.core.http_client import (
     open_client,
     parse_json_response,
     read_response,
-    request_deadline,
+    wait_for_turn,
 )
+from knowgate.core.network_deadline import REQUEST_DEADLINE, request_deadline
 from knowgate.core.redaction import MAX_MESSAGE_CHARS, find_url_secrets, redact_message, redact_urls
 from knowgate.errors import BadSetting, RejectionError, ServerError
 from tests.support.hostile_server import HostileServer, bomb, dripping, endless, http
@@ -134,6 +134,18 @@ def test_large_responses_are_parsed_one_at_a_time(monkeypatch, size, most):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: parse_json_response(b" " * size + b"[]", "the reply"), range(4)))
     assert max(counts) == most
+
+
+def test_a_request_whose_time_is_over_stops_to_wait_for_other_large_responses():
+    def wait_in_vain():
+        with request_deadline(time.monotonic() + 0.2), pytest.raises(ServerError, match="not processed in time"):
+            parse_json_response(large, "the reply")
+
+    large = b" " * LARGE_RESPONSE_BYTES + b"[]"
+    with ThreadPoolExecutor(1) as pool:
+        with wait_for_turn(large):
+            pool.submit(wait_in_vain).result(timeout=20)
+        assert pool.submit(parse_json_response, large, "the reply").result(timeout=20) == []
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ class JsonClient:
         advice: Sentence that ends the error about a rejected request and says what to do.
         deadline: Seconds per request, including all retries.
         pause: Seconds before the first retry, for servers that do not say how long to wait; doubles each time.
+        max_bytes: Maximum size of a response.
         transport: Replaces the network in tests.
 
     Attributes:
@@ -128,6 +129,7 @@ class JsonClient:
         advice: str = "Check its address and key.",
         deadline: float = 30.0,
         pause: float = 0.3,
+        max_bytes: int = MAX_RESPONSE_BYTES,
         transport: httpx.BaseTransport | None = None,
     ):
         try:
@@ -145,6 +147,7 @@ class JsonClient:
         self._retry = RetryPolicy(
             deadline, deadline, retries=MAX_RETRIES, backoff=pause, allow_retry=lambda: self.allow_retry()
         )
+        self._max_bytes = max_bytes
         self._transport = transport
 
     def request_json(self, method: str, path: str = "", **options: Any) -> Any:
@@ -215,7 +218,7 @@ class JsonClient:
             RetryableError: The connection was lost or timed out, or the status is 429 or 5xx.
         """
         try:
-            response = send_request(self._client, request, deadline, self.name)
+            response = send_request(self._client, request, deadline, self.name, self._max_bytes)
         except httpx.RequestError as error:
             raise self._make_failure(f"{type(error).__name__}: {self.redact(str(error))}") from None
         if response.status != 429 and response.status < 500:
@@ -312,7 +315,8 @@ def iter_body(response: httpx.Response, server: str, max_bytes: int = MAX_RESPON
         max_bytes: Maximum size of the body.
 
     Raises:
-        ServerError: The body is larger than `max_bytes`, or compressed in a way that was not requested.
+        RejectionError: The body is larger than `max_bytes`.
+        ServerError: It is compressed in a way that was not requested.
     """
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ALLOWED_ENCODINGS:
@@ -324,7 +328,7 @@ def iter_body(response: httpx.Response, server: str, max_bytes: int = MAX_RESPON
     for chunk in response.iter_bytes():
         size += len(chunk)
         if size > max_bytes:
-            raise ServerError(
+            raise RejectionError(
                 f"{server} sent more than {max_bytes:,} bytes, the maximum for a response. Check the server's address."
             )
         yield chunk

@@ -37,6 +37,14 @@ def test_the_query_is_posted_as_json():
     ]
 
 
+def test_a_response_of_more_than_4_mb_is_rejected():
+    """Other questions may get smaller ones, so it does not count as a failure of the server."""
+    passages = [{"id": str(number), "text": "x" * 1_000_000} for number in range(4)]
+    assert len(retriever(answering(passages)).search(["who?"], 1)[0][0].text) == 1_000_000
+    with pytest.raises(RejectionError, match="more than 4,194,304 bytes"):
+        retriever(answering([*passages, {"id": "4", "text": "x" * 200_000}])).search(["who?"], 1)
+
+
 def test_a_url_template_is_requested_by_get():
     def handler(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=[{"id": request.method, "text": str(request.url.params)}])

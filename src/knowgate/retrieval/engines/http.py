@@ -27,7 +27,7 @@ LIST_FIELDS = ("passages", "results", "documents", "hits")
 TEXT_FIELDS = ("text", "content")
 EXCERPT_CHARS = 80  # of a response, in error messages
 MAX_EXCERPT_BYTES = 2_000  # what is searched for keys before it is cut, so that no part of a key is left
-MAX_VALUES = 250_000  # JSON values of a response
+MAX_BYTES, MAX_VALUES = 4 << 20, 250_000  # size and JSON values of a response
 MAX_PASSAGES = 10_000  # of a response; the rest is not used
 MAX_SCORE = 1e30  # JSON integers can be too large for a float; no real score is this large
 _EXPECTED_FORMAT = (
@@ -56,7 +56,9 @@ class HttpRetriever:
         public_url = redact_urls(url.partition("?")[0]).replace("***@", "")
         name = f"the search server {public_url}"
         advice = "Check its address, and the key if it needs one."
-        self._server = JsonClient(url, name, advice=advice, deadline=deadline, pause=pause, **options)
+        self._server = JsonClient(
+            url, name, advice=advice, deadline=deadline, pause=pause, max_bytes=MAX_BYTES, **options
+        )
 
     @property
     def fingerprint(self) -> str:
