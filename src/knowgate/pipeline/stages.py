@@ -41,8 +41,8 @@ EMPTY_DRAFT_REASON = "its answer without passages is empty"
 def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
     """Let the gate decide on each question, and store the decisions.
 
-    A need above the threshold means to retrieve. Thresholds do not apply to the gates `always` and `never`. If the gate
-    reads a draft and the draft is empty, it retrieves.
+    A need above the threshold means to retrieve. The gate `always` retrieves at every threshold, and so does a gate that
+    reads a draft if the draft is empty.
     """
     questions = [state.question for state in states]
     readings = [state.reading for state in states]
@@ -51,7 +51,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     distances = measure_distances(gate, questions, readings)
     for i, state in enumerate(states):
         need, explanation = scores.needs[i], explanations[i]
-        retrieve = isinstance(gate, AlwaysGate) or (need > threshold and not isinstance(gate, NeverGate))
+        retrieve = need > threshold or isinstance(gate, AlwaysGate)
         if _lacks_draft(gate, state.reading):
             retrieve, need, explanation = True, EMPTY_DRAFT_NEED, EMPTY_DRAFT_REASON
         state.max_rounds = min(rounds[i], MAX_ROUNDS)
