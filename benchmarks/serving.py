@@ -31,7 +31,7 @@ import aiohttp
 
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.app import create_app
-from knowgate.server.entrypoint import collect_garbage_less_often
+from knowgate.server.entrypoint import tune_memory
 from knowgate.server.options import ServeOptions
 from tools.local_server import run_server
 from tools.stub_upstream import running_stub
@@ -52,7 +52,7 @@ def serve_stub(connection: Connection) -> None:
 
 def serve_knowgate(connection: Connection, settings: PipelineOptions, options: ServeOptions) -> None:
     """Run the server and send its URL. Each message gets the CPU seconds and megabytes so far; "end" stops it."""
-    collect_garbage_less_often()  # as `knowgate serve` does
+    tune_memory()  # as `knowgate serve` does
     with run_server(create_app(settings, options)) as address:
         connection.send(f"{address}/v1")
         while connection.recv() != "end":
