@@ -440,9 +440,8 @@ def test_the_turns_of_requests_start_again_after_a_pause():
     assert asyncio.run(start_twice())
 
 
-@pytest.mark.parametrize("limit", ["MAX_UNREAD_PER_ADDRESS", "MAX_UNREAD"])
-def test_connections_whose_clients_do_not_read_are_limited(serve, monkeypatch, limit):
-    monkeypatch.setattr(connection_limits, limit, 2)
+def test_connections_whose_clients_do_not_read_are_limited(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "MAX_UNREAD", 2)
     body = b'{"model": "m", "input": "a"}'
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with HostileServer() as upstream:

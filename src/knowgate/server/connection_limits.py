@@ -34,7 +34,7 @@ LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an ea
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
 MAX_WAITING = 4_096  # the same, of all addresses together
-MAX_UNREAD_PER_ADDRESS, MAX_UNREAD = 256, 1_024  # connections whose clients do not read; further ones are closed
+MAX_UNREAD = 1_024  # connections of all addresses whose clients do not read their responses; further ones are closed
 REQUESTS_PER_TURN = 16  # requests that start in one iteration of the event loop
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
 
@@ -48,9 +48,8 @@ class RequestTurns:
 
     def __init__(self) -> None:
         self._starts = 0  # requests that started in this iteration
-        self._turns: dict[
-            str, deque[asyncio.Future[None]]
-        ] = {}  # of the requests that wait, by address; the next one first
+        # The requests that wait, by address. The first address is the next one.
+        self._turns: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def wait(self, address: str) -> None:
         """Wait until a request of this address may start."""
@@ -80,13 +79,12 @@ class RequestTurns:
             asyncio.get_running_loop().call_soon(self._start_iteration)
 
 
-class Connections:
-    """The open connections of one client address, or of all addresses."""
+class AddressConnections:
+    """The open connections of one client address."""
 
     def __init__(self) -> None:
         self.open: set[LimitedHttpProtocol] = set()
         self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
-        self.unread: set[LimitedHttpProtocol] = set()  # connections whose client does not read its response
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -116,8 +114,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.app = partial(self._run_in_turn, self.app)
         # All connections of a server process share its state, so the connections by address are stored there.
         shared = vars(self.server_state)
-        self._addresses: defaultdict[str, Connections] = shared.setdefault("addresses", defaultdict(Connections))
-        self._all: Connections = shared.setdefault("all_connections", Connections())  # `open` is not used
+        self._addresses: defaultdict[str, AddressConnections] = shared.setdefault(
+            "addresses", defaultdict(AddressConnections)
+        )
+        self._waiting: dict[LimitedHttpProtocol, float] = shared.setdefault("waiting", {})  # of all addresses
+        self._unread: set[LimitedHttpProtocol] = shared.setdefault("unread", set())
         self._turns: RequestTurns = shared.setdefault("turns", RequestTurns())
 
     # --- connections ------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         connections = self._addresses[self._address]
         connections.open.add(self)
         self._close_oldest(connections.waiting, MAX_WAITING_PER_ADDRESS)
-        self._close_oldest(self._all.waiting, MAX_WAITING)
+        self._close_oldest(self._waiting, MAX_WAITING)
         if len(connections.open) > MAX_CONNECTIONS_PER_ADDRESS:
             transport.abort()
             return
@@ -176,12 +177,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _note_waiting(self) -> None:
         """Note that this connection may be closed to make room for others."""
-        self._addresses[self._address].waiting[self] = self._all.waiting[self] = self.loop.time()
+        self._addresses[self._address].waiting[self] = self._waiting[self] = self.loop.time()
 
     def _stop_waiting(self) -> None:
         """Note that this connection no longer waits for headers, and stop their time limit."""
         self._addresses[self._address].waiting.pop(self, None)
-        self._all.waiting.pop(self, None)
+        self._waiting.pop(self, None)
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
@@ -415,12 +416,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the time limit for a client that does not read its response. Close the connection if there are too many."""
         super().pause_writing()
-        unread = self._addresses[self._address].unread
-        if len(unread) >= MAX_UNREAD_PER_ADDRESS or len(self._all.unread) >= MAX_UNREAD:
+        if len(self._unread) >= MAX_UNREAD:
             self.transport.abort()
         elif self._write_timer is None:
-            unread.add(self)
-            self._all.unread.add(self)
+            self._unread.add(self)
             self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -430,8 +429,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _note_reading(self) -> None:
         """Note that the client reads its response."""
-        self._addresses[self._address].unread.discard(self)
-        self._all.unread.discard(self)
+        self._unread.discard(self)
         self._stop_timer("_write_timer")
 
     def _stop_timer(self, name: str) -> None:
