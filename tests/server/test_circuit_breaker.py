@@ -400,18 +400,20 @@ def test_a_topic_rule_whose_embedding_server_is_down_matches_nothing(serve, tmp_
     assert "A topic rule failed" in caplog.text
 
 
-def test_a_topic_rule_is_not_asked_for_a_while_after_several_failures():
+@pytest.mark.parametrize(("seconds", "calls"), [(0.0, 5), (0.2, 1)])  # a timeout is enough
+def test_a_topic_rule_is_not_asked_for_a_while_after_several_failures_or_a_timeout(seconds, calls):
     class Failing:
         count = 0
 
         def embed(self, texts):
             self.count += 1
+            time.sleep(seconds)
             raise ServerError("the server is down")
 
-    rule = GuardedTopicRule("pay", "retrieve", ("When is payday?",))
+    rule = GuardedTopicRule("pay", "retrieve", ("When is payday?",), timeout=0.2 if seconds else PATIENCE)
     rule.__dict__["model"] = model = Failing()
     assert [rule.matches("When is payday?", None) for _ in range(8)] == [False] * 8
-    assert (model.count, rule.breaker.state) == (5, "open")
+    assert (model.count, rule.breaker.state) == (calls, "open")
 
 
 def test_topics_with_one_embedding_model_share_a_breaker_and_load_their_examples(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
-from knowgate.errors import BrokenIndex, ServerError
+from knowgate.errors import BrokenIndex, RejectionError, ServerError
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.chat import request_options
 from knowgate.server.chat.request_options import FilteredRetriever, FilterMatcher, FingerprintCachingRetriever
@@ -209,6 +209,21 @@ def test_a_filter_searches_deeper_until_enough_passages_match():
     (result,) = FilteredRetriever(Many(), PassageFilter(id="p*0")).search(["?"], 3)
     assert [item.id for item in result] == ["p0", "p10", "p20"]
     assert Many.asked == [12, 48]
+
+
+def test_a_filter_gives_what_it_has_found_if_a_deeper_search_is_rejected():
+    class Limited:
+        name, fingerprint = "limited", "limited"
+
+        def search(self, queries, k):
+            if k > 12:
+                raise RejectionError("the response is too large")
+            return [[Passage(f"p{number}", "text") for number in range(k)] for _ in queries]
+
+    (result,) = FilteredRetriever(Limited(), PassageFilter(id="p*0")).search(["?"], 3)
+    assert [item.id for item in result] == ["p0", "p10"]
+    with pytest.raises(RejectionError):
+        FilteredRetriever(Limited(), PassageFilter(id="x")).search(["?"], 3)
 
 
 @pytest.mark.parametrize("field", ["id", "title"])

@@ -3,17 +3,20 @@
 import asyncio
 import json
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
 
 from knowgate.core.http_client import JsonClient
 from knowgate.errors import ServerError
+from knowgate.models.fair_executor import CLIENT
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
-from knowgate.server.load_limits import limit_time, run_in_thread
+from knowgate.server.load_limits import MAX_REMOTE_RERANKS, RerankQueue, limit_time, run_in_thread
 from tests.server.conftest import UNKNOWN
 from tests.server.test_circuit_breaker import use_parts
 from tests.support.hostile_server import HostileServer, dripping, http
@@ -75,6 +78,36 @@ def test_slow_rerank_requests_of_a_key_delay_neither_searches_nor_other_keys(ten
         assert slow_server.slow_count == 1  # one request of a key at a time
         slow_server.release.set()
         assert {future.result() for future in slow} == {200}
+
+
+def test_canceled_rerank_requests_of_a_key_leave_places_for_others():
+    running, peak, release = Counter(), Counter(), threading.Event()
+
+    def rerank(owner):
+        running[owner] += 1
+        peak[owner] = max(peak[owner], running[owner])
+        release.wait(60)
+        running[owner] -= 1
+
+    async def send(queue, owner):
+        CLIENT.set(owner)
+        async with limit_time(60) as time_limit, queue.hold(owner):
+            await queue.run_remote(partial(rerank, owner), time_limit)
+
+    async def send_and_cancel():
+        queue = RerankQueue()
+        for _ in range(3 * MAX_REMOTE_RERANKS):
+            task = asyncio.create_task(send(queue, "alice"))
+            await asyncio.sleep(0.02)
+            task.cancel()
+        other = asyncio.create_task(send(queue, "carol"))
+        while not running["carol"]:
+            await asyncio.sleep(0.01)
+        release.set()
+        await other
+
+    asyncio.run(asyncio.wait_for(send_and_cancel(), 60))
+    assert peak == {"alice": MAX_REMOTE_RERANKS // 2, "carol": 1}
 
 
 def test_network_calls_in_a_thread_end_soon_after_the_timeout_of_their_caller(monkeypatch):

@@ -179,14 +179,18 @@ class GuardedTopicRule(TopicRule):
         """Return whether a question is similar enough to the examples, and False if this cannot be found out."""
         if not self.breaker.try_acquire():
             return False
+        end = time.monotonic() + self.timeout
         try:
-            with request_deadline(time.monotonic() + self.timeout):
+            with request_deadline(end):
                 is_match = super().matches(text, budget)
         except (RejectionError, BadInput):  # the embedding server does not take this question
             self.breaker.record_cancellation()
             return False
         except Exception as error:  # noqa: BLE001 - whatever the embedding model raises, the gate can decide
-            self.breaker.record_failure()
+            if time.monotonic() < end:
+                self.breaker.record_failure()
+            else:  # the other questions of a batch would take as long
+                self.breaker.trip()
             limited_log.write("A topic rule failed, so it matches nothing: %s", get_brief(error))
             return False
         self.breaker.record_success()

@@ -421,17 +421,17 @@ class RerankQueue:
     """
 
     def __init__(self) -> None:
-        # There are more threads than slots, because a timeout frees the slot at once, but its thread a moment later.
+        # There are more threads than places, because a timeout frees the place at once, but its thread a moment later.
         self.threads = ThreadPoolExecutor(2 * MAX_REMOTE_RERANKS, "knowgate-rerank")
         self.local_turn = asyncio.Lock()  # for a reranker in this process, which is used by one thread at a time
-        self._remote_slots = asyncio.Semaphore(MAX_REMOTE_RERANKS)
+        self._remote_places = FairLock(MAX_REMOTE_RERANKS)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def hold(self, owner: str) -> asyncio.Lock:
         """Return the lock that a request holds while it is reranked. `owner` is the name of its API key."""
         return self._locks[owner]
 
-    async def run_remote(self, work: Callable[[], Result]) -> Result:
+    async def run_remote(self, work: Callable[[], Result], time_limit: asyncio.Timeout) -> Result:
         """Run a function that calls a rerank server, and return its result."""
-        async with self._remote_slots:
-            return await run_in_thread(self.threads, work)
+        await self._remote_places.acquire()
+        return await run_in_place(self._remote_places, self.threads, work, time_limit)

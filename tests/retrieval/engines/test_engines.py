@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from knowgate.core.http_client import MAX_RESPONSE_BYTES
 from knowgate.core.network_deadline import request_deadline
 from knowgate.errors import AdapterError, BadSetting, KnowgateError, ServerError
 from knowgate.gates import load_gate
@@ -16,7 +17,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.engines.base import FieldNames, SearchHit, check_filter, get_field, parse_collection_spec
 from knowgate.retrieval.engines.elastic import ElasticRetriever
-from knowgate.retrieval.engines.http import MAX_BYTES, MAX_VALUES
+from knowgate.retrieval.engines.http import MAX_VALUES
 from tests.support.elastic_stub import ElasticStub
 from tests.support.engines import DOCUMENTS, EMBEDDER, ENGINES, vector
 from tests.support.hash_embedder import HashEmbedder
@@ -272,7 +273,7 @@ def test_a_qdrant_server_is_searched(qdrant_server):
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (http(b" " * (MAX_BYTES + 1)), "sent more than 4,194,304 bytes"),
+        (http(b" " * (MAX_RESPONSE_BYTES + 1)), "sent more than 16,777,216 bytes"),
         (http([0] * (MAX_VALUES + 1)), "more than 250,000 JSON values"),
         (dripping(http(b" " * 500)), "deadline|timed out|too slowly"),
     ],

@@ -21,7 +21,7 @@ from knowgate.core.http_client import JsonClient, parse_json_response
 from knowgate.core.text import replace_surrogates
 from knowgate.errors import BadSetting, RejectionError, ServerError
 from knowgate.retrieval.engines.base import EngineRetriever, SearchHit, parse_collection_spec
-from knowgate.retrieval.engines.http import MAX_BYTES, MAX_PASSAGES, MAX_VALUES
+from knowgate.retrieval.engines.http import MAX_PASSAGES, MAX_VALUES
 from knowgate.types import Vector
 
 SEARCH_MODES = ("bm25", "knn")
@@ -55,8 +55,7 @@ class ElasticRetriever(EngineRetriever):
                 f"mode='knn' of {self.name} needs the name of the field with the vectors. Add vector=FIELD."
             )
         self.mode = mode
-        headers, name = _make_auth_headers(), f"the {self.name} server"
-        self._server = JsonClient(url, name, headers=headers, max_bytes=MAX_BYTES, transport=transport)
+        self._server = JsonClient(url, f"the {self.name} server", headers=_make_auth_headers(), transport=transport)
         self._path = f"/{quote(index, safe='*,')}"
 
     @property

@@ -19,7 +19,7 @@ from knowgate.core.http_client import open_client, send_request
 from knowgate.core.validation import count_json_values
 from knowgate.errors import BadInput, ServerError
 from knowgate.retrieval.engines.base import FINGERPRINT_RECORDS, EngineRetriever, SearchHit, parse_collection_spec
-from knowgate.retrieval.engines.http import MAX_BYTES, MAX_VALUES
+from knowgate.retrieval.engines.http import MAX_VALUES
 
 MAX_SECONDS = 30.0  # per request
 
@@ -55,7 +55,7 @@ class LimitedTransport(httpx.BaseTransport):
         """Send a request and read its response, until the deadline of `request_deadline` at the latest."""
         request.headers["Accept-Encoding"] = "gzip"
         try:
-            response = send_request(self._client, request, time.monotonic() + MAX_SECONDS, "the server", MAX_BYTES)
+            response = send_request(self._client, request, time.monotonic() + MAX_SECONDS, "the server")
         except ServerError as error:
             raise httpx.ReadError(str(error).rstrip(".")) from None
         if count_json_values(response.content, MAX_VALUES) > MAX_VALUES:

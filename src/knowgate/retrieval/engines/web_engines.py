@@ -15,6 +15,7 @@ from pydantic import AfterValidator
 from knowgate.core.http_client import JsonClient
 from knowgate.core.options import Options, option
 from knowgate.errors import BadSetting, RejectionError, ServerError
+from knowgate.retrieval.engines.http import MAX_BYTES
 from knowgate.retrieval.file_formats import read_html
 from knowgate.retrieval.passages import MAX_LABEL_CHARS, cut_query
 
@@ -96,7 +97,10 @@ class WebEngine(ABC):
         address = url or self.default_url
         name = f"the web search {self.name}"
         headers = self._make_headers(self._read_key())
-        self.client = JsonClient(address, name, headers=headers, deadline=options.deadline, transport=transport)
+        deadline = options.deadline
+        self.client = JsonClient(
+            address, name, headers=headers, deadline=deadline, max_bytes=MAX_BYTES, transport=transport
+        )
 
     def search(self, query: str, n: int) -> list[WebResult]:
         """Return up to n results, best first.

@@ -252,8 +252,8 @@ async def rerank_documents(
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     passages = [Passage(str(index), text[:MAX_DOCUMENT_CHARS]) for index, text in enumerate(texts)]
     try:
-        async with limit_time(gate_service.timeout), gate_service.rerank_queue.hold(trace.owner):
-            scored = await _score_in_batches(gate_service, reranker, request.query, passages)
+        async with limit_time(gate_service.timeout) as time_limit, gate_service.rerank_queue.hold(trace.owner):
+            scored = await _score_in_batches(gate_service, reranker, request.query, passages, time_limit)
     except Exception as error:  # noqa: BLE001 - whatever the reranker raises, the client gets a sentence
         gate_service.limited_log.write("The reranker failed: %s", get_reason(error, gate_service.timeout))
         message = "the reranker failed or took too long. Send fewer or shorter documents, or try again later."
@@ -268,7 +268,7 @@ async def rerank_documents(
 
 
 async def _score_in_batches(
-    gate_service: GateService, reranker: Reranker, query: str, passages: Sequence[Passage]
+    gate_service: GateService, reranker: Reranker, query: str, passages: Sequence[Passage], time_limit: asyncio.Timeout
 ) -> list[Passage]:
     """Return the passages with their relevance to a query.
 
@@ -278,7 +278,7 @@ async def _score_in_batches(
     batch_chars = math.inf if isinstance(reranker, RemoteReranker) else LOCAL_BATCH_CHARS
     for batch in _split_documents(passages, batch_chars):
         work = partial(rerank, reranker, [query], [batch], len(batch))
-        [scored_batch] = await gate_service.run_reranker(reranker, work)
+        [scored_batch] = await gate_service.run_reranker(reranker, work, time_limit)
         scored += scored_batch
     return scored
 

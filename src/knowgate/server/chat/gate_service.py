@@ -412,10 +412,10 @@ class GateService:
                 raise
             raise SearchQueueTimeout from None
 
-    async def run_reranker(self, reranker: Reranker, work: Callable[[], Result]) -> Result:
+    async def run_reranker(self, reranker: Reranker, work: Callable[[], Result], time_limit: asyncio.Timeout) -> Result:
         """Rerank one batch of documents. A reranker in this process takes turns with searches."""
         if isinstance(reranker, RemoteReranker):
-            return await self.rerank_queue.run_remote(work)
+            return await self.rerank_queue.run_remote(work, time_limit)
         async with self.rerank_queue.local_turn:  # so that a search waits for one batch at most
             return await self.run_in_search_thread(work)
 

@@ -180,8 +180,14 @@ class FilteredRetriever:
             ApiError: 400 if the patterns of the filter take too long.
         """
         depth, matcher = DEPTH_FACTOR * k, FilterMatcher(self.filter)
+        matches: list[list[Passage]] = []
         while True:
-            results = self.retriever.search(queries, depth)
+            try:
+                results = self.retriever.search(queries, depth)
+            except RejectionError:  # so many passages can be too large for a response
+                if not any(matches):
+                    raise
+                return matches
             matches = [list(filter(matcher.matches, passages))[:k] for passages in results]
             # The index may have more passages for a query if it returned as many as it was asked for.
             needs_more = any(
