@@ -452,8 +452,8 @@ def test_connections_whose_clients_do_not_read_are_limited(serve, monkeypatch):
                 client.sendall(head % len(body) + body)
                 assert client.recv(12) == b"HTTP/1.1 200"
                 time.sleep(0.5)  # until it is clear that the client does not read
-            sizes = [len(read_all(client)) for client in (third, first, second)]
-            assert sizes[0] < 15 << 20 < min(sizes[1:])
+            sizes = [len(read_all(client)) for client in (first, second, third)]
+            assert sizes[0] < 15 << 20 < min(sizes[1:])  # the one that has not read for longest is closed
             with connect(address) as fourth:  # there is room again
                 fourth.sendall(head % len(body) + body)
                 time.sleep(0.5)

@@ -205,7 +205,10 @@ def test_an_audited_retrieval_loses_nothing_and_costs_no_call(serve, stub, tmp_p
     assert len(stub.bodies) == 1
 
 
-@pytest.mark.parametrize(("said", "lost"), [("Yes.", 0.0), ("No", 1.0), ("否", 1.0)])
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [("Yes.", 0.0), ("No", 1.0), ("否", 1.0), ("<think>There is no difference.</think>\nYes", 0.0)],
+)
 def test_the_llm_compares_answers_in_prose_on_request(serve, stub, tmp_path, said, lost):
     answer = stub.answer
     stub.answer = lambda body: said if "Answer A" in str(body) else answer(body)
@@ -215,7 +218,10 @@ def test_the_llm_compares_answers_in_prose_on_request(serve, stub, tmp_path, sai
     assert len(stub.bodies) == 3
 
 
-def test_an_unclear_comparison_of_the_llm_is_a_failed_audit(serve, stub, tmp_path):
+@pytest.mark.parametrize("said", ["The answer is 42.", "<think>There is no end."])
+def test_an_unclear_comparison_of_the_llm_is_a_failed_audit(serve, stub, tmp_path, said):
+    answer = stub.answer
+    stub.answer = lambda body: said if "Answer A" in str(body) else answer(body)
     address, _ = serve(gate="never", options=audit_options(tmp_path, audit_compare="llm"))
     ask(address)
     wait_until(lambda: get_arms(address)["a"]["audits"].get("failed"))

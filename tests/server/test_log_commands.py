@@ -93,6 +93,16 @@ def test_a_skip_of_a_rule_in_shadow_mode_is_a_skip_at_every_threshold(serve, tmp
     assert high["retrieved"] == 0
 
 
+def test_the_gate_always_saves_nothing_at_the_highest_threshold(serve, tmp_path, call):  # noqa: F811
+    file = tmp_path / "d.db"
+    address, _ = serve(gate="always", threshold=1.0, options={"decisions": str(file)})
+    reply = ask(address)
+    assert reply.json()["knowgate"]["retrieve"]
+    httpx.get(f"{address}/v1/decisions/{reply.headers['x-knowgate-id']}")  # waits until the decision is written
+    (as_it_ran,) = json.loads(call("replay", file, "--json").out)["thresholds"]
+    assert (as_it_ran["retrieved"], as_it_ran["threshold"]) == (1, 1.0)
+
+
 def test_a_gate_that_always_retrieves_has_no_other_thresholds(serve, tmp_path, call, caplog):  # noqa: F811
     file = tmp_path / "d.db"
     options = {"decisions": str(file), "shadow": True, "audit": 1.0}

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import ClassVar
 
 import httpx
@@ -14,6 +15,7 @@ from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.errors import BrokenIndex, RejectionError, ServerError
 from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.retrieval.engines.web import SearchBudgetError
 from knowgate.server.chat import request_options
 from knowgate.server.chat.request_options import FilteredRetriever, FilterMatcher, FingerprintCachingRetriever
 from knowgate.server.schemas import PassageFilter
@@ -131,6 +133,24 @@ def test_a_fingerprint_is_cached_for_a_minute_or_until_a_failure():
     assert update(126.0) == "four"
 
 
+def test_a_fingerprint_that_is_computed_once_is_read_again_after_a_minute():
+    class Counting:
+        count = 0
+
+        @cached_property
+        def fingerprint(self):
+            self.count += 1
+            return str(self.count)
+
+    now = [0.0]
+    retriever = FingerprintCachingRetriever(Counting(), 10.0, clock=lambda: now[0])
+    seen = []
+    for now[0] in (0.0, 59.0, 61.0):
+        asyncio.run(retriever.update_fingerprint())
+        seen.append(retriever.fingerprint)
+    assert seen == ["1", "1", "2"]
+
+
 def test_requests_that_are_canceled_while_a_fingerprint_is_read_delay_no_others():
     release = threading.Event()
 
@@ -211,18 +231,19 @@ def test_a_filter_searches_deeper_until_enough_passages_match():
     assert Many.asked == [12, 48]
 
 
-def test_a_filter_gives_what_it_has_found_if_a_deeper_search_is_rejected():
+@pytest.mark.parametrize("error", [RejectionError, SearchBudgetError])
+def test_a_filter_gives_what_it_has_found_if_a_deeper_search_is_rejected(error):
     class Limited:
         name, fingerprint = "limited", "limited"
 
         def search(self, queries, k):
             if k > 12:
-                raise RejectionError("the response is too large")
+                raise error("the response is too large")
             return [[Passage(f"p{number}", "text") for number in range(k)] for _ in queries]
 
     (result,) = FilteredRetriever(Limited(), PassageFilter(id="p*0")).search(["?"], 3)
     assert [item.id for item in result] == ["p0", "p10"]
-    with pytest.raises(RejectionError):
+    with pytest.raises(error):
         FilteredRetriever(Limited(), PassageFilter(id="x")).search(["?"], 3)
 
 

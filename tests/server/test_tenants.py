@@ -27,6 +27,7 @@ from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, Decisio
 from knowgate.server.telemetry.deletions import SELECT_DECISIONS
 from knowgate.server.telemetry.snapshot import RecentDecisions, SnapshotExchange
 from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_chat import ask
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history
 from tests.support.hash_embedder import HashEmbedder
@@ -473,6 +474,32 @@ def test_a_model_in_this_process_labels_only_for_keys_that_share(serve, tmp_path
         assert reply.json()["knowgate"]["passages"]
     app.state.service.gate_service.rag.log.flush()
     assert [entry.question for entry in history.entries] == [f"{UNKNOWN[:-1]}, admin?"]
+
+
+def test_a_hanging_embedding_server_of_the_history_delays_no_other_requests_of_an_llm_in_the_process(serve, tmp_path):
+    store, hangs, release = open_history(str(tmp_path / "h.db"), HashEmbedder()), [], threading.Event()
+    search = store.search
+
+    def search_or_hang(*args, **options):
+        if hangs:
+            hangs.append(1)
+            release.wait(PATIENCE)
+        return search(*args, **options)
+
+    def use_skr(service):
+        rag = service.gate_service.rag
+        scope = HistoryScope(rag.model.fingerprint, rag.prompts.fingerprint)
+        store.add([LogEntry(UNKNOWN, KnowledgeLabel.UNKNOWN, scope, outcome=RetrievalOutcome.BETTER)])
+        use_gate_service(service, GateService(rag.replace(gate=SkrGate(store)), timeout=0.5, strict=False))
+
+    address, _ = serve(upstream=False, gate="never", change=use_skr)
+    store.search = search_or_hang
+    assert ask(address, model="knowgate").json()["knowgate"]["degraded"] == []
+    hangs.append(1)
+    replies = [ask(address, model="knowgate").json()["knowgate"] for _ in range(3)]
+    assert [(reply["retrieve"], reply["degraded"]) for reply in replies] == [(True, ["gate"])] * 3
+    assert len(hangs) == 2  # the history is not searched for a while
+    release.set()
 
 
 @pytest.mark.parametrize("upstream", [True, False])

@@ -428,7 +428,7 @@ def _make_event(
     nothing_found = retrieved and record.get("passages") == []  # then the draft is sent, and there is no second answer
     would_draft = drafts_for_arbiter and way == "question" and not retrieved
     event = TrafficEvent(
-        rule_need if record.get("rule") else float(record["need"]),
+        rule_need if record.get("rule") or record["gate"] == "always" else float(record["need"]),
         retrieved,
         decision_cost=EventCost(seconds=deciding_seconds),
         loses_answer=bool(losses[-1]) if losses else None,

@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from knowgate.types import (
     Gate,
     GateScores,
     Model,
+    Neighbor,
     Prompt,
     Question,
     Reading,
@@ -198,10 +199,30 @@ def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPromp
     return is_other_model and fitted_on["prompts"] == prompts.fingerprint and bool(gate.request.layers)
 
 
+FindNeighbors = Callable[[Gate, Sequence[Question]], list[tuple[Neighbor, ...]]]
+
+
+def find_neighbors(gate: Gate, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+    """Return the logged questions that are similar to each question."""
+    return gate.find_neighbors(questions)
+
+
 def read_questions(
-    model: Model, gates: Sequence[Gate], questions: Sequence[Question], prompts: AnswerPrompts
+    model: Model,
+    gates: Sequence[Gate],
+    questions: Sequence[Question],
+    prompts: AnswerPrompts,
+    find: FindNeighbors = find_neighbors,
 ) -> list[Reading]:
-    """Run a model on questions, and return one reading per question. A reading has the signals for all gates."""
+    """Run a model on questions, and return one reading per question. A reading has the signals for all gates.
+
+    Args:
+        model: The model.
+        gates: Gates that need the signals.
+        questions: The questions.
+        prompts: Prompts for answers.
+        find: Searches similar logged questions for a gate.
+    """
     requests = [gate.request for gate in gates]
     _check_sample_layers(gates, requests)
     if not questions:
@@ -213,7 +234,7 @@ def read_questions(
             closed_prompts = [prompts.closed(question) for question in questions]
             readings = model.read(closed_prompts, functools.reduce(operator.or_, requests, SignalRequest()))
     for gate in gates:
-        readings = add_neighbors(gate, questions, readings)
+        readings = add_neighbors(gate, questions, readings, find)
         readings = _add_label_logits(gate, model, questions, readings)
         readings = _add_tool_calls(gate, model, questions, readings)
     return readings
@@ -246,12 +267,14 @@ def _add_tool_calls(gate: Gate, model: Model, questions: Sequence[Question], rea
     return _add_to_field(readings, "signals", TOOL_CALL, probabilities)
 
 
-def add_neighbors(gate: Gate, questions: Sequence[Question], readings: list[Reading]) -> list[Reading]:
+def add_neighbors(
+    gate: Gate, questions: Sequence[Question], readings: list[Reading], find: FindNeighbors = find_neighbors
+) -> list[Reading]:
     """Add similar logged questions to the readings, if the gate uses them."""
     if type(gate).find_neighbors is Gate.find_neighbors:  # the gate does not override the default, which finds none
         return readings
     with wrap_plugin_errors(gate):
-        neighbors = gate.find_neighbors(questions)
+        neighbors = find(gate, questions)
     return _add_to_field(readings, "neighbors", gate.name, neighbors)
 
 

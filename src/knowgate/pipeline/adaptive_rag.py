@@ -376,7 +376,7 @@ class AdaptiveRAG:
         """Read the signals of the LLM, such as a draft, that the gates in `readers` request."""
         states = [QuestionState(question) for question in questions]
         with measure_time(states, "read"):
-            readings = read_questions(self.model, readers, questions, self.prompts)
+            readings = read_questions(self.model, readers, questions, self.prompts, self.runner.find_neighbors)
         for state, reading in zip(states, readings, strict=True):
             state.reading = reading
         return states

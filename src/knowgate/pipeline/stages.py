@@ -28,7 +28,7 @@ from knowgate.retrieval.passages import (
     merge_passages,
 )
 from knowgate.retrieval.rerankers import can_skip_reranking, rerank
-from knowgate.types import ArbiterChoice, Decision, DecisionNote, Gate, Passage, Question, Reading, TextEvent
+from knowgate.types import ArbiterChoice, Decision, DecisionNote, Gate, Neighbor, Passage, Question, Reading, TextEvent
 from knowgate.types.protocols import AnswerPair, Arbiter, Model, PassageFilter, Reranker, Retriever
 
 MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
@@ -235,6 +235,10 @@ class StageRunner:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+
+    def find_neighbors(self, gate: Gate, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+        """Return the logged questions that are similar to each question."""
+        return gate.find_neighbors(questions)
 
     def decide(self, gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
         """Let the gate decide on each question."""

@@ -34,7 +34,9 @@ LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an ea
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
 MAX_WAITING = 4_096  # the same, of all addresses together
-MAX_UNREAD = 1_024  # connections of all addresses whose clients do not read their responses; further ones are closed
+MAX_UNREAD = (
+    1_024  # connections of all addresses whose clients do not read their responses; beyond, the oldest is closed
+)
 REQUESTS_PER_TURN = 16  # requests that start in one iteration of the event loop
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
 
@@ -118,7 +120,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             "addresses", defaultdict(AddressConnections)
         )
         self._waiting: dict[LimitedHttpProtocol, float] = shared.setdefault("waiting", {})  # of all addresses
-        self._unread: set[LimitedHttpProtocol] = shared.setdefault("unread", set())
+        self._unread: dict[LimitedHttpProtocol, None] = shared.setdefault("unread", {})  # in the order of their pauses
         self._turns: RequestTurns = shared.setdefault("turns", RequestTurns())
 
     # --- connections ------------------------------------------------------------------------------
@@ -414,13 +416,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Start the time limit for a client that does not read its response. Close the connection if there are too many."""
+        """Start the time limit for a client that does not read its response. Close the oldest such connection of too many."""
         super().pause_writing()
-        if len(self._unread) >= MAX_UNREAD:
-            self.transport.abort()
-        elif self._write_timer is None:
-            self._unread.add(self)
+        if self._write_timer is None:
+            self._unread[self] = None
             self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        if len(self._unread) > MAX_UNREAD:
+            oldest = next(iter(self._unread))
+            oldest._note_reading()
+            oldest.transport.abort()
 
     def resume_writing(self) -> None:
         """Stop the time limit, because the client reads again."""
@@ -429,7 +433,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _note_reading(self) -> None:
         """Note that the client reads its response."""
-        self._unread.discard(self)
+        self._unread.pop(self, None)
         self._stop_timer("_write_timer")
 
     def _stop_timer(self, name: str) -> None:

@@ -81,7 +81,7 @@ class GateService:
         self.timeout, self.strict = timeout, strict
         self.staleness = request_options.describe_staleness(rag)
         self.limited_log = LimitedLog(log)
-        self.gate_breakers = BreakersByKey("gate")
+        self.gate_breakers, self.history_breakers = BreakersByKey("gate"), BreakersByKey("history")
         self.retriever_breakers = BreakersByKey("retriever")
         self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")

@@ -40,7 +40,7 @@ from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, format_error_end, format_event
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, TokenUsage, count_usage
 from knowgate.server.upstream.response_body import read_chat
-from knowgate.types import Answer, Decision, DecisionNote, Model, PassagesEvent, Question, StreamEvent
+from knowgate.types import Answer, Decision, DecisionNote, Model, PassagesEvent, Question, StreamEvent, TokenizingModel
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
 ONLY_VALUES = {"response_format": {"type": "text"}, "modalities": ["text"], "n": 1}  # other values are not supported
@@ -310,8 +310,11 @@ async def _sum_usage(progress: AnswerProgress, rag: AdaptiveRAG) -> dict[str, in
     """Return the field `usage`: the tokens of all calls to the LLM that the request needed."""
     usage = progress.usage or TokenUsage()
     if progress.usage is None and progress.answer is not None:
-        loop = asyncio.get_running_loop()  # only the thread of the model may use its tokenizer
-        usage = await loop.run_in_executor(rag.model.workers, count_usage, progress.answer, rag)
+        if isinstance(rag.model, TokenizingModel):
+            loop = asyncio.get_running_loop()  # only the thread of the model may use its tokenizer
+            usage = await loop.run_in_executor(rag.model.workers, count_usage, progress.answer, rag)
+        else:
+            usage = count_usage(progress.answer, rag)
     return (usage + progress.rewrite_usage).to_json()
 
 

@@ -17,6 +17,7 @@ from itertools import accumulate, zip_longest
 from typing import TypeVar, cast
 
 from knowgate.core.stop_flag import StopError, check_stop_flag
+from knowgate.errors import ModelError
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.scoring import count_own_calls
@@ -26,11 +27,11 @@ from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.pipeline.question_state import QuestionState
 from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate
 from knowgate.server.chat.gate_service import REPEATED_FAILURES, GateService, make_fallback_decision
-from knowgate.server.circuit_breaker import CircuitBreaker
+from knowgate.server.circuit_breaker import CircuitBreaker, record_search_error
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import get_reason
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
-from knowgate.types import Answer, AnswerPair, Arbiter, ArbiterChoice, Gate, Question, Retriever
+from knowgate.types import Answer, AnswerPair, Arbiter, ArbiterChoice, Gate, Neighbor, Question, Retriever
 
 Result = TypeVar("Result")
 POLL_SECONDS = 0.1  # between two checks whether anybody still waits for the answer
@@ -199,6 +200,29 @@ class GuardedStageRunner(StageRunner):
     def __init__(self, gate_service: GateService, loop: asyncio.AbstractEventLoop):
         self.gate_service = gate_service
         self.loop = loop
+
+    def find_neighbors(self, gate: Gate, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+        """Return the logged questions that are similar to each question. Their embedding server may be slow.
+
+        Raises:
+            ModelError: The search failed repeatedly, or took too long, and is not tried for a while.
+        """
+        breaker = self.gate_service.history_breakers.get(CLIENT.get())
+        if not breaker.try_acquire():
+            raise ModelError(REPEATED_FAILURES)
+        try:
+            neighbors = self._wait(self.gate_service.run_in_gate_thread(partial(gate.find_neighbors, questions)))
+        except StopError:
+            breaker.record_cancellation()
+            raise
+        except TimeoutError:
+            breaker.trip()
+            raise
+        except Exception as error:
+            record_search_error(breaker, error, is_filtered=False)
+            raise
+        breaker.record_success()
+        return neighbors
 
     def decide(self, gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
         """Let the gate decide on each question. If it fails or its circuit breaker is open, the question retrieves."""

@@ -23,6 +23,7 @@ from knowgate.gates import PACKAGED_GATES
 from knowgate.gates.calibration.deployment import is_fitted_on_recorded
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.retrieval.engines.web import SearchBudgetError
 from knowgate.retrieval.passages import MAX_LABEL_CHARS
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.load_limits import get_reason, run_in_thread
@@ -184,7 +185,7 @@ class FilteredRetriever:
         while True:
             try:
                 results = self.retriever.search(queries, depth)
-            except RejectionError:  # so many passages can be too large for a response
+            except (RejectionError, SearchBudgetError):  # so many passages can be too large for a response
                 if not any(matches):
                     raise
                 return matches
@@ -276,6 +277,8 @@ class FingerprintCachingRetriever:
 
     def _read(self) -> None:
         """Read the fingerprint. A slow reading is used when it is ready, even if nobody waits for it any more."""
+        if isinstance(getattr(type(self.retriever), "fingerprint", None), cached_property):
+            vars(self.retriever).pop("fingerprint", None)  # otherwise it is computed only once
         self._fingerprint = self.retriever.fingerprint
         self._problem, self._expires = "", self._clock() + FINGERPRINT_SECONDS
 

@@ -161,6 +161,8 @@ class CounterfactualAnswerer:
         }
         async with asyncio.timeout(self.timeout):
             reply = await self._answer_upstream(self.forwarder, ClientRequest(body, request.headers), ())
+        if reply and "<think>" in reply:  # some LLMs think in their answer. Without the end, there is no verdict.
+            _, _, reply = reply.partition("</think>")
         is_same = parse_verdict(reply or "")
         if is_same is None:
             raise ModelError("the LLM was asked whether two answers mean the same, but replied neither yes nor no.")
