@@ -605,6 +605,19 @@ def test_the_part_of_a_stream_that_is_forwarded_on_arrival_needs_no_place(serve)
         assert places.count == 0
 
 
+@pytest.mark.parametrize(("size", "count"), [(200_000, 0), (300_000, 1)])
+def test_a_stream_with_large_events_needs_a_place(serve, size, count):
+    """Each client that does not read has such an event in memory several times."""
+    event = b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "x" * size}}]}).encode() + b"\n\n"
+    with HostileServer() as upstream:
+        upstream.reply = http(event * 3 + b"data: [DONE]\n\n", content_type="text/event-stream")
+        address, app = serve(upstream=False, gate="never", options={"upstream": f"{upstream.url}/v1"})
+        client = app.state.service.forwarder.upstream
+        client.large_responses, client.huge_responses = CountingLock(2), CountingLock(2)
+        assert len(ask(address, stream=True).content) > 3 * size
+        assert (client.large_responses.count, client.huge_responses.count) == (count, 0)
+
+
 def test_a_login_in_a_trailer_does_not_count(serve, tmp_path):
     key = add_key(tmp_path / "keys.json", "alice")
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})

@@ -112,11 +112,31 @@ def test_large_requests_that_wait_for_their_estimate_are_counted(serve, tmp_path
     until(lambda: not service.parsed_budget.bytes_by_client)
 
 
+def test_a_few_keys_cannot_take_all_places():
+    slots = RequestSlots(128, 64)
+
+    def fill(client):
+        while True:
+            try:
+                slots.acquire(client)
+            except ApiError:
+                return slots.count_by_client[client]
+
+    assert [fill(key) for key in ("a", "b", "c", "a")] == [64, 32, 16, 64]
+
+
+def test_objects_and_arrays_of_a_forwarded_body_are_limited():
+    numbers = b'{"model": "m", "input": [' + b"1," * 200_000 + b'1], "x": "' + b"{[" * 50_000 + b'"}'
+    assert len(json_api.parse_json_object(numbers, json_api.MAX_FORWARDED_VALUES)["input"]) == 200_001
+    with pytest.raises(ApiError, match="more than 50,000 JSON objects and arrays"):
+        json_api.parse_json_object(b'{"input": [' + b"{}," * 50_000 + b"1]}", json_api.MAX_FORWARDED_VALUES)
+
+
 @pytest.mark.parametrize(
     ("body", "least"),
     [
-        (b'{"input":[' + b'{"a":0},' * 50_000 + b"0]}", 8_000_000),
-        (b'{"input":[' + b'["a"],' * 50_000 + b"0]}", 4_000_000),
+        (b'{"input":[' + b'{"a":0},' * 49_990 + b"0]}", 8_000_000),
+        (b'{"input":[' + b'["a"],' * 49_990 + b"0]}", 4_000_000),
         (b'{"input":[' + b"12345," * 50_000 + b"0]}", 1_500_000),
         (b'{"input":[' + b'"abc",' * 50_000 + b"0]}", 2_000_000),
         (b'{"input":"' + b"x" * 100_000 + "\N{GRINNING FACE}".encode() + b'"}', 500_000),

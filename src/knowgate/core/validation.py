@@ -145,13 +145,18 @@ def check_json_depth(text: str, where: str) -> None:
         raise _make_depth_error(where)
 
 
-def count_json_values(text: bytes, limit: int) -> int:
+def count_json_values(text: bytes, limit: int, separators: tuple[bytes, ...] = JSON_SEPARATORS) -> int:
     """Estimate the number of values in a JSON text without parsing it, by its commas and opening brackets.
 
     Each item of an array and each field of an object follows one of them. If there are too many, those inside strings
     are left out.
+
+    Args:
+        text: The JSON text.
+        limit: Number of values that is too many.
+        separators: What is counted. Brackets alone give the number of objects and arrays.
     """
-    count = sum(map(text.count, JSON_SEPARATORS))
+    count = sum(map(text.count, separators))
     if count <= limit:
         return count
     text = text.replace(rb"\\", b"").replace(rb"\"", b"")  # escaped quotes do not end a string
@@ -159,7 +164,7 @@ def count_json_values(text: bytes, limit: int) -> int:
     if string_count > 2 * limit:  # too many even if every second string is a key rather than a value
         return string_count // 2
     outside_strings = b" ".join(text.split(b'"')[::2])  # every second part is between two quotes
-    return sum(map(outside_strings.count, JSON_SEPARATORS))
+    return sum(map(outside_strings.count, separators))
 
 
 def check_parsed_value(value: Any, where: str) -> None:

@@ -196,6 +196,9 @@ def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[st
     """
     if count_json_values(body, max_values) > max_values:
         raise ApiError(413, f"the request body has more than {max_values:,} JSON values.", "too_long")
+    # Objects and arrays take ten times as long to parse as the numbers of tokens.
+    if max_values > MAX_JSON_VALUES and count_json_values(body, MAX_JSON_VALUES, (b"{", b"[")) > MAX_JSON_VALUES:
+        raise ApiError(413, f"the request body has more than {MAX_JSON_VALUES:,} JSON objects and arrays.", "too_long")
     try:
         value = parse_json(body.decode(), "the request")
     except UnicodeDecodeError as error:

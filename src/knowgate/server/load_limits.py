@@ -45,7 +45,8 @@ class RequestSlots:
 
     Args:
         total: Maximum number for all clients together.
-        per_client: Maximum number for one client.
+        per_client: Maximum number for one client. If it is less than the total, one client can have half of the places that
+            others leave, too, so that no few clients can take all of them.
     """
 
     def __init__(self, total: int, per_client: int):
@@ -60,7 +61,11 @@ class RequestSlots:
         Raises:
             ApiError: 429 if the client, or all clients together, have too many requests in progress.
         """
-        if self.count >= self.total or self.count_by_client[client] >= self.per_client:
+        limit = self.per_client
+        if limit < self.total:
+            others = self.count - self.count_by_client[client]
+            limit = min(limit, (self.total - others + 1) // 2)
+        if self.count >= self.total or self.count_by_client[client] >= limit:
             message = "too many requests are in progress. Try again in a second."
             raise ApiError(429, message, "busy", {"retry-after": "1"})
         self.count += 1

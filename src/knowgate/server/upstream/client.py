@@ -424,8 +424,7 @@ async def forward_stream(
             if annotator is not None and line.startswith(b"data:"):
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
-            # An event is in memory several times while its client reads it slowly.
-            await response_body.wait_for_memory(response, response_body.MEMORY_FACTOR * max(size, len(line)))
+            await response_body.wait_for_event(response, max(size, len(line)))
             if line == b"\n":  # a blank line ends an event
                 upstream.breaker.record_success()
                 yield b"".join(event)

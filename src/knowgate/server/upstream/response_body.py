@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 _large_text_thread = FairExecutor(1)  # shared by all requests of this process
 MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
 MAX_FREE_BYTES = 1 << 20  # larger responses wait for a place, because clients may read them slowly
+MAX_FREE_EVENT_BYTES = 256 << 10  # the same for an event of a stream, which is in memory several times while it is read
 MEMORY_FACTOR = 8  # a parsed response with log-probabilities takes about as many times the memory of its text
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
@@ -104,6 +105,13 @@ async def wait_for_memory(response: aiohttp.ClientResponse, memory: int) -> None
     wait_for_place = getattr(response, "wait_for_place", None)
     if memory > MEMORY_FACTOR * MAX_FREE_BYTES and wait_for_place is not None:
         await wait_for_place(memory // MEMORY_FACTOR)
+
+
+async def wait_for_event(response: aiohttp.ClientResponse, size: int) -> None:
+    """Wait for a place among large responses, if an event of a stream is large. `size` is in bytes."""
+    wait_for_place = getattr(response, "wait_for_place", None)
+    if size > MAX_FREE_EVENT_BYTES and wait_for_place is not None:
+        await wait_for_place(size)
 
 
 def parse_upstream_json(content: bytes, max_values: int = MAX_RESPONSE_VALUES) -> Any:
