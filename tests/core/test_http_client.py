@@ -21,8 +21,10 @@ from knowgate.core.http_client import (
 )
 from knowgate.core.network_deadline import REQUEST_DEADLINE, request_deadline
 from knowgate.core.redaction import MAX_MESSAGE_CHARS, find_url_secrets, redact_message, redact_urls
+from knowgate.core.stop_flag import StopError, open_stoppable_context
 from knowgate.errors import BadSetting, RejectionError, ServerError
 from tests.support.hostile_server import HostileServer, bomb, dripping, endless, http
+from tests.support.processes import until
 
 NO_END = 60  # seconds that each single read may take; the request as a whole ends far sooner
 
@@ -134,6 +136,18 @@ def test_large_responses_are_parsed_one_at_a_time(monkeypatch, size, most):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: parse_json_response(b" " * size + b"[]", "the reply"), range(4)))
     assert max(counts) == most
+
+
+def test_a_read_ends_if_nobody_waits_for_the_result_any_more(server):
+    server.reply = dripping(http({"text": "x" * 50}), pause=3.0)
+    with ThreadPoolExecutor(1) as pool:
+        with open_stoppable_context() as context:
+            reading = pool.submit(context.run, read, server, NO_END)
+            until(lambda: server.seen)
+        start = time.monotonic()
+        with pytest.raises(StopError):
+            reading.result(NO_END)
+        assert time.monotonic() - start < 3.0  # before the next byte
 
 
 def test_a_request_whose_time_is_over_stops_to_wait_for_other_large_responses():

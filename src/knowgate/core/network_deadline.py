@@ -1,4 +1,7 @@
-"""Deadlines for all network access of a thread or task: connections, reads and writes of HTTP clients end in time."""
+"""Deadlines for all network access of a thread or task: connections, reads and writes of HTTP clients end in time.
+
+Reads also end if nobody waits for the result any more.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from typing import Any
 
 import httpcore
 
+from knowgate.core.stop_flag import check_stop_flag
+
+STOP_SECONDS = 0.5  # interval at which a read checks whether it is still wanted
 REQUEST_DEADLINE: ContextVar[float] = ContextVar("deadline of this thread's request", default=math.inf)
 
 
@@ -49,7 +55,15 @@ class DeadlineStream(httpcore.NetworkStream):
         self._inner = inner
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._inner.read(max_bytes, _limit_timeout(timeout, httpcore.ReadTimeout))
+        limit = _limit_timeout(timeout, httpcore.ReadTimeout)
+        end = math.inf if limit is None else time.monotonic() + limit
+        while True:
+            try:
+                return self._inner.read(max_bytes, max(0.001, min(STOP_SECONDS, end - time.monotonic())))
+            except httpcore.ReadTimeout:
+                if time.monotonic() >= end:
+                    raise
+                check_stop_flag()
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._inner.write(buffer, _limit_timeout(timeout, httpcore.WriteTimeout))
