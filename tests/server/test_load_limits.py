@@ -321,7 +321,9 @@ def test_keys_take_turns_when_large_bodies_are_parsed(serve, tmp_path, monkeypat
             parser.wait_for(count)
         parser.release.set()
         assert [reply.result().status_code for reply in replies] == [200] * len(requests)
-    assert parser.names == ["busy 1", "other", "busy 2", "busy 3"]
+    # Each body has two turns: its memory is estimated, then it is parsed. So "busy 2" may still be parsed before "other".
+    assert sorted(parser.names) == ["busy 1", "busy 2", "busy 3", "other"]
+    assert parser.names.index("other") < parser.names.index("busy 3")
 
 
 def test_a_waiting_body_whose_client_has_left_is_not_parsed(serve, monkeypatch):
