@@ -33,9 +33,8 @@ Result = TypeVar("Result")
 
 
 MAX_UNFINISHED_BYTES = 256 << 20  # bytes of all large request bodies that have not arrived completely
-MAX_TURN_BYTES = (
-    4 << 20
-)  # of a JSON text that is read in the event loop; with MAX_JSON_VALUES, this takes 0.3 s at most
+# Maximum size of a JSON text that is read in the event loop. With MAX_JSON_VALUES, this takes 0.3 s at most.
+MAX_TURN_BYTES = 4 << 20
 MAX_PARSED_BYTES = 512 << 20  # memory of all large request bodies in progress
 UPLOAD_FACTOR = 8  # unfinished bodies of all clients, as a multiple of those of one client
 
