@@ -9,12 +9,15 @@ import pytest
 
 from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.errors import BadInput, ModelError
+from knowgate.gates.rules.rule_set import RuleSet
+from knowgate.gates.rules.topic_rule import RuleMatch
+from knowgate.models.fair_executor import get_running_call
 from knowgate.models.fake import FakeModel
 from knowgate.models.openai.client import StatusError
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask as chat
-from tests.support.processes import until
+from tests.support.processes import PATIENCE, until
 
 LONG = "Write a long story."
 CASES = [{"batch": 16}, {"batch": 1}]
@@ -253,6 +256,55 @@ def test_other_keys_interrupt_the_rewriting_of_a_follow_up(serve, slow, monkeypa
         reply = httpx.post(f"{address}/v1/chat/completions", json=short, headers=bob, timeout=30)
         assert (reply.status_code, long.done()) == (200, False)
         assert long.result().status_code == 200
+
+
+def test_other_keys_use_the_llm_while_a_search_is_slow(serve, monkeypatch, tmp_path):
+    monkeypatch.setattr(FakeModel, "is_interruptible", True)
+    keys = [add_key(tmp_path / "keys.json", name) for name in ("alice", "bob")]
+    alice, bob = ({"Authorization": f"Bearer {key}"} for key in keys)
+    address, app = serve(upstream=False, gate="prompt", options={"keys": str(tmp_path / "keys.json")})
+    has_started, may_end = threading.Event(), threading.Event()
+
+    def search(queries, k):
+        has_started.set()
+        assert may_end.wait(PATIENCE)
+        return [[] for _ in queries]
+
+    monkeypatch.setattr(app.state.service.gate_service.rag.retriever.retriever, "search", search)
+
+    def answer(text, headers):
+        body = {"model": "knowgate", "messages": [{"role": "user", "content": text}]}
+        return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE)
+
+    with ThreadPoolExecutor(1) as threads:
+        long = threads.submit(answer, UNKNOWN, alice)
+        assert has_started.wait(PATIENCE)
+        reply = answer(KNOWN, bob)
+        assert (reply.status_code, long.done()) == (200, False)
+        may_end.set()
+        assert long.result().json()["knowgate"]["retrieve"]
+
+
+def test_slow_rules_run_outside_the_thread_of_the_llm(serve, monkeypatch):
+    class SlowTopics(RuleSet):
+        is_fast = False
+
+        def decide(self, question, shared_budget=None):
+            executors.append(get_running_call().executor)
+            if question == UNKNOWN:
+                time.sleep(0.5)
+            return RuleMatch("topic", "skip", "a test")
+
+    executors = []
+
+    def change(service):
+        service.gate_service.rag = service.gate_service.rag.replace(rules=SlowTopics())
+        service.gate_service.timeout = 0.2
+
+    address, app = serve(upstream=False, gate="logprob:first", threshold=0.0, change=change)
+    fast, slow = (post(address, text).json()["knowgate"] for text in (KNOWN, UNKNOWN))
+    assert [slow["retrieve"], fast["retrieve"]] == [True, False]
+    assert app.state.service.gate_service.rag.model.workers not in executors
 
 
 def test_messages_of_the_llm_server_are_not_stored_or_logged(serve, monkeypatch, tmp_path, caplog):

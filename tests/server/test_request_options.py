@@ -49,6 +49,24 @@ def test_a_gate_that_guarantees_the_demanded_loss_decides(serve, monkeypatch, pr
     assert ("the proven limit of the gate is 5.00%" in report["reason"]) is (proven == 0.05)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "decide"])
+def test_a_guarantee_covers_only_the_llm_of_the_server(serve, monkeypatch, path):
+    address, app = serve(gate="never", options={"upstream_model": "stub-llm"})
+    monkeypatch.setattr(type(app.state.service.gate_service.rag), "proven_loss", property(lambda rag: 0.01))
+    question = {"messages": [{"role": "user", "content": UNKNOWN}], "prompt": UNKNOWN, "question": UNKNOWN}
+    name = {"chat/completions": "messages", "completions": "prompt", "decide": "question"}[path]
+    for model, max_loss, retrieves in [
+        ("stub-llm", 0.02, False),
+        ("other-llm", 0.02, True),
+        ("other-llm", None, False),
+    ]:
+        limits = {"knowgate": {"max_loss": max_loss}} if max_loss else {}
+        body = {"model": model, name: question[name], **limits}
+        reply = httpx.post(f"{address}/v1/{path}", json=body, timeout=30).json()
+        report = reply if path == "decide" else reply["knowgate"]
+        assert (report["retrieve"], "not about the LLM 'other-llm'" in report["reason"]) == (retrieves, retrieves)
+
+
 @pytest.mark.parametrize("upstream", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
 def test_each_request_notices_whether_the_guarantee_still_holds(serve, monkeypatch, upstream, stream):

@@ -367,7 +367,7 @@ class AdaptiveRAG:
         with measure_time(states, "gate"):
             self.runner.decide(gate, self.used_threshold, states)
         if self.rules is not None and gate.obeys_rules:
-            stages.apply_rules(self.rules, states)
+            self.runner.apply_rules(self.rules, states)
         if self.shadow and self.retriever:
             stages.force_retrieval(self.shadow, states)
         return states

@@ -17,6 +17,7 @@ from knowgate.gates.baselines import AlwaysGate, ConstantGate, NeverGate
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
 from knowgate.gates.rules.arithmetic import ARITHMETIC_RULE, compute_arithmetic
 from knowgate.gates.rules.rule_set import RuleSet
+from knowgate.gates.rules.topic_rule import RuleMatch
 from knowgate.gates.scoring import check_count, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.question_state import QuestionState, is_complete_draft, measure_time
@@ -134,11 +135,15 @@ def _count_digits(need: float, threshold: float) -> int:
 def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
     """Let rules, such as the one for small talk, override the gate."""
     for state in states:
-        match = rules.decide(state.question.text)
-        if match is not None and state.decision is not None:
-            reason = f"{match.reason} (rule '{match.rule}')"
-            state.notes.clear()  # they are about the gate's decision
-            state.decision = replace(state.decision, retrieve=match.retrieve, reason=reason, rule=match.rule)
+        apply_match(rules.decide(state.question.text), state)
+
+
+def apply_match(match: RuleMatch | None, state: QuestionState) -> None:
+    """Let a rule that matches a question override the gate. None stands for no such rule."""
+    if match is not None and state.decision is not None:
+        reason = f"{match.reason} (rule '{match.rule}')"
+        state.notes.clear()  # they are about the gate's decision
+        state.decision = replace(state.decision, retrieve=match.retrieve, reason=reason, rule=match.rule)
 
 
 def compute_answers(states: Sequence[QuestionState]) -> Iterator[TextEvent]:
@@ -244,6 +249,10 @@ class StageRunner:
         """Let the gate decide on each question."""
         with nullcontext() if gate.is_pure else self._lock:  # a pure gate changes no state, so threads can share it
             apply_gate(gate, threshold, states)
+
+    def apply_rules(self, rules: RuleSet, states: Sequence[QuestionState]) -> None:
+        """Let rules override the gate."""
+        apply_rules(rules, states)
 
     def search(self, stage: RetrievalStage, states: Sequence[QuestionState], search: SearchFunction) -> None:
         """Search for the passages of each question."""

@@ -29,7 +29,13 @@ from knowgate.server.chat.request_formats import (
     extract_question,
     may_be_follow_up,
 )
-from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES, RequestOptions, is_knowgate_model
+from knowgate.server.chat.request_options import (
+    MODEL_PREFIX,
+    SELECTABLE_GATES,
+    RequestOptions,
+    is_knowgate_model,
+    require_own_model,
+)
 from knowgate.server.json_api import ApiError, dump_json, parse_request
 from knowgate.server.load_limits import get_reason, limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
@@ -67,6 +73,7 @@ async def decide_questions(
     rag = await gate_service.prepare(body, trace)
     if forwarder is not None and request.model is not None and not is_knowgate_model(request.model):
         gate_service.set_model(trace, request.model, forwarder.upstream.find_default_model(headers))
+        rag = require_own_model(rag, trace.max_loss, trace.other_model)
     await _check_lengths(gate_service, request.questions or ())
     model = cast(Model, RewriteMeter(rag.model))  # not a full model, but rewriting follow-ups only calls `generate`
     if forwarder is None and may_be_follow_up(request.messages or ()):
@@ -227,6 +234,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
     await forwarder.set_model(request)
+    rag = require_own_model(rag, trace.max_loss, trace.other_model)
     trace.set_question(question)
     trace.decision = await _decide_question(gate_service, forwarder, rag, question, request.headers, trace)
     if trace.decision.retrieve and rag.retriever is not None:

@@ -123,6 +123,7 @@ class GateService:
         """Return the options of a request, with its arm of the A/B test. If they limit the loss, check for a new index."""
         options = self.assign_arm(request_options.read_request_options(body), body, trace)
         if options.max_loss is not None and options.retrieve == "auto":
+            trace.max_loss = options.max_loss
             await request_options.update_fingerprint(self.rag)
         return options
 
@@ -233,7 +234,7 @@ class GateService:
             try:
                 decision = await self.run_in_text_thread(work)
             except TimeoutError:
-                self.limited_log.write("No rule was applied: the rules took longer than %g seconds.", self.timeout)
+                self.report_slow_rules()
                 return None
         if decision is None or decision.retrieve or not rag.shadow:
             return decision
@@ -300,6 +301,10 @@ class GateService:
         """Log that the gate failed for this reason, and decide to retrieve."""
         self.report_failed_gate(trace, reason)
         return _fall_back(rag, trace, reason)
+
+    def report_slow_rules(self) -> None:
+        """Log that the rules took too long."""
+        self.limited_log.write("No rule was applied: the rules took longer than %g seconds.", self.timeout)
 
     def report_failed_gate(self, trace: RequestTrace, reason: str) -> None:
         """Log that the gate failed for this reason, and note it in the trace."""

@@ -20,12 +20,15 @@ from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.errors import ModelError
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.baselines import AlwaysGate, NeverGate
+from knowgate.gates.rules.rule_set import RuleSet
+from knowgate.gates.rules.topic_rule import RuleMatch
 from knowgate.gates.scoring import count_own_calls
+from knowgate.models.backend import allow_interruption
 from knowgate.models.fair_executor import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import run_in_model_thread
 from knowgate.pipeline.question_state import QuestionState
-from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate
+from knowgate.pipeline.stages import RetrievalStage, SearchFunction, StageRunner, apply_gate, apply_match
 from knowgate.server.chat.gate_service import REPEATED_FAILURES, GateService, make_fallback_decision
 from knowgate.server.circuit_breaker import CircuitBreaker, record_search_error
 from knowgate.server.json_api import ApiError
@@ -275,6 +278,27 @@ class GuardedStageRunner(StageRunner):
             decision = make_fallback_decision(gate, threshold, reason)
             state.decision = replace(decision, retrieve=self.gate_service.rag.retriever is not None)
 
+    def apply_rules(self, rules: RuleSet, states: Sequence[QuestionState]) -> None:
+        """Let rules override the gate. Rules that may be slow, such as topics, run in the thread for texts."""
+        if rules.is_fast:
+            super().apply_rules(rules, states)
+            return
+        for state, match in zip(states, self._wait(self._find_matches(rules, states)), strict=True):
+            apply_match(match, state)
+
+    async def _find_matches(self, rules: RuleSet, states: Sequence[QuestionState]) -> list[RuleMatch | None]:
+        """Return the first matching rule for each question."""
+        return await asyncio.gather(*(self._find_match(rules, _get_question(state)) for state in states))
+
+    async def _find_match(self, rules: RuleSet, question: TracedQuestion) -> RuleMatch | None:
+        """Return the first matching rule for a question. None if no rule matches, or if the rules take too long."""
+        CLIENT.set(question.trace.owner)  # API keys take turns; this task has a context of its own
+        try:
+            return await self.gate_service.run_in_text_thread(partial(rules.decide, question.text))
+        except TimeoutError:
+            self.gate_service.report_slow_rules()
+            return None
+
     def search(self, stage: RetrievalStage, states: Sequence[QuestionState], search: SearchFunction) -> None:
         """Search for each question on its own, so that they fail on their own. A failed search finds nothing."""
         self._wait(self._search_all(stage, states, search))
@@ -327,8 +351,9 @@ class GuardedStageRunner(StageRunner):
         """Wait for work in the event loop, from the thread of the LLM. Stop if nobody waits for the answer any more."""
         running = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            while not wait([running], POLL_SECONDS).done:
-                check_stop_flag()
+            with allow_interruption(self.gate_service.rag.model):  # other API keys may use the LLM meanwhile
+                while not wait([running], POLL_SECONDS).done:
+                    check_stop_flag()
             return running.result()
         finally:
             running.cancel()

@@ -316,6 +316,20 @@ def require_guarantee(rag: AdaptiveRAG, options: RequestOptions) -> AdaptiveRAG:
     return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss, cause), threshold=None) if cause else rag
 
 
+def require_own_model(rag: AdaptiveRAG, max_loss: float | None, other_model: str) -> AdaptiveRAG:
+    """Return a pipeline that always retrieves if a request limits the loss and asks for another LLM. No guarantee covers it.
+
+    Args:
+        rag: The pipeline.
+        max_loss: Maximum loss that the request allows, or None if it limits none.
+        other_model: Name of the LLM that the request asks for, or "" if it is the LLM of this server.
+    """
+    if max_loss is None or not other_model or isinstance(rag.gate, UnprovenGate):
+        return rag
+    cause = f"the guarantee of the gate is about {rag.model.name}, not about the LLM '{other_model}'"
+    return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss, cause), threshold=None)
+
+
 def _explain_missing_proof(rag: AdaptiveRAG, max_loss: float) -> str:
     """Return why the gate does not guarantee this maximum loss, or "". Loss is the share of spoiled answers."""
     proven_loss = rag.proven_loss

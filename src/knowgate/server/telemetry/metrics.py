@@ -96,7 +96,9 @@ class ServerMetrics:
             "lost_decisions", "Decisions that could not be stored in the decision log, by reason.", ["reason"]
         )
         self.passages = self._counter("passages", "Passages inserted into requests.", [])
-        self.audits = self._counter("audits", "Audits by result.", ["arm", "result"])
+        self.audits = self._counter(
+            "audits", "Audits by result: `loss` if both answers were compared, changed or not.", ["arm", "result"]
+        )
         self.duration = self._histogram(
             "request_duration_seconds", "Seconds until the response starts, by route.", ["route"]
         )

@@ -136,6 +136,7 @@ class RequestTrace:
         arm: Arm (gate) of the A/B test for which the request counts: "a" or "b". "" if it counts for none.
         gate_spec: The gate of the server or arm, as the user names it, such as 'logprob:mean'.
         has_own_options: Whether the request sets options of its own, so that it says nothing about the server's gate.
+        max_loss: Share of answers that may become wrong because the gate skips retrieval, if the request limits it.
         mode: Why the server retrieves regardless of the gate: "shadow", "canary", "alarm", or "" if it does not.
         client_request: The original request, which audits send again.
         draft: The answer without passages that the gate read.
@@ -170,6 +171,7 @@ class RequestTrace:
     arm: str = ""
     gate_spec: str = ""
     has_own_options: bool = False
+    max_loss: float | None = None
     mode: str = ""
     client_request: ClientRequest | None = None
     draft: Completion | None = None

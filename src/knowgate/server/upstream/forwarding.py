@@ -21,7 +21,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server import streaming
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, check_upstream_tools, extract_question
-from knowgate.server.chat.request_options import is_knowgate_model
+from knowgate.server.chat.request_options import is_knowgate_model, require_own_model
 from knowgate.server.client_connection import EventStreamResponse
 from knowgate.server.json_api import parse_request
 from knowgate.server.options import ServeOptions
@@ -69,6 +69,7 @@ class UpstreamForwarder:
         chat = await run_for_request(len(request.raw_body), partial(parse_request, ChatRequest, request.body))
         rag = await self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
+        rag = require_own_model(rag, request.trace.max_loss, request.trace.other_model)
         question: Question | UngatedRequest | None = check_upstream_tools(request.body)
         if question is None:
             question = await read_chat(len(request.raw_body), partial(extract_question, rag.model, chat.messages))
