@@ -28,7 +28,8 @@ class Stub:
         status: HTTP status of the replies. Other values than 200 return an error.
         slow: Delay in seconds before a reply, or before each chunk of a stream.
         dropped: Number of requests whose client disconnected.
-        refuses: Fields that are rejected with status 400.
+        refuses: Fields that are rejected.
+        refusal_status: HTTP status of these replies.
         breaks_off: Whether streams are aborted after the first chunk.
         forgets: Whether requests are not stored, as in long load tests.
         speaks: Whether `completions` and `responses` return answers. By default they echo the request.
@@ -45,6 +46,7 @@ class Stub:
     slow: float = 0.0
     dropped: int = 0
     refuses: tuple[str, ...] = ()
+    refusal_status: int = 400
     breaks_off: bool = False
     forgets: bool = False
     speaks: bool = False
@@ -68,7 +70,7 @@ class Stub:
             self.ports.add(request.get_extra_info("peername")[1])
         rejected = [name for name in self.refuses if name in body]
         if self.status != 200 or rejected:
-            status = 400 if rejected else self.status
+            status = self.refusal_status if rejected else self.status
             return web.json_response({"error": {"message": "the stub's own words", "code": "stub"}}, status=status)
         try:
             return await (self._stream(request, body) if body.get("stream") else self._plain(body))

@@ -132,13 +132,32 @@ def test_a_gate_that_failed_repeatedly_is_not_called(serve, upstream):
     assert "not used for a while" in report[-1]["reason"]
 
 
-def test_an_upstream_that_stops_returning_log_probabilities_retrieves_and_reports_it(serve, stub):
+@pytest.mark.parametrize("status", [400, 403, 500])
+def test_an_upstream_that_stops_returning_log_probabilities_retrieves_and_reports_it(serve, stub, status):
     address, _ = serve(gate="logprob:first")
-    stub.refuses = ("logprobs",)
+    stub.refuses, stub.refusal_status = ("logprobs",), status
     reply = ask(address)
     assert reply.status_code == 200
     assert (reply.json()["knowgate"]["retrieve"], reply.json()["knowgate"]["degraded"]) == (True, ["gate"])
     assert "logprobs" not in stub.bodies[-1]
+
+
+def test_a_separate_draft_is_limited_by_the_field_that_the_llm_knows(serve, stub):
+    address, _ = serve(gate="logprob:first")
+    stub.refuses = ("max_tokens",)
+    report = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
+    assert (report["retrieve"], report["degraded"]) == (False, [])
+    assert ["max_completion_tokens" in body for body in stub.bodies] == [False, True]
+
+
+def test_a_rejected_separate_draft_is_no_failure_of_the_gate(serve, stub):
+    address, _ = serve(gate="logprob:first")
+    stub.refuses = ("max_tokens", "max_completion_tokens")
+    for _ in range(6):
+        report = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
+        assert (report["retrieve"], report["degraded"]) == (True, ["gate"])
+        assert "the upstream refused the draft" in report["reason"]
+    assert ask(address).json()["knowgate"]["degraded"] == []
 
 
 class StaleGate(AlwaysGate):

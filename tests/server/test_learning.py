@@ -218,6 +218,15 @@ def test_the_llm_compares_answers_in_prose_on_request(serve, stub, tmp_path, sai
     assert len(stub.bodies) == 3
 
 
+def test_the_verdict_of_an_llm_that_rejects_max_tokens_counts(serve, stub, tmp_path):
+    answer = stub.answer
+    stub.answer = lambda body: "Yes." if "Answer A" in str(body) else answer(body)
+    stub.refuses = ("max_tokens", "temperature")
+    address, _ = serve(gate="never", options=audit_options(tmp_path, audit_compare="llm"))
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+
+
 @pytest.mark.parametrize("said", ["The answer is 42.", "<think>There is no end."])
 def test_an_unclear_comparison_of_the_llm_is_a_failed_audit(serve, stub, tmp_path, said):
     answer = stub.answer

@@ -122,6 +122,40 @@ def reply_with(message):
     return JSON_HEAD + json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
 
 
+def item(token, logprob, values=None):
+    return {"token": token, "logprob": logprob, "bytes": values, "top_logprobs": []}
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_gates_read_the_answer_and_not_the_reasoning_before_it(serve_hostile, hostile, stream, field):
+    thoughts = [item("Nowhere", -0.001), item(".", -0.001), item("</think>", -0.001), item("\n\n", -0.001)]
+    answer = [item(" Now\ufffd", -3.0, [32, 78, 111, 119, 195]), item("\ufffd", -0.1, [169]), item(".", -0.1)]
+    if stream:
+        deltas = [{field: item["token"]} for item in thoughts] + [{"content": text} for text in ("", "Nowé", ".")]
+        choices = [
+            {"index": 0, "delta": delta, "finish_reason": None, "logprobs": {"content": [listed]}}
+            for delta, listed in zip(deltas, thoughts + answer, strict=True)
+        ]
+        events = [json.dumps({"choices": [choice]}).encode() for choice in choices] + [chunk("", "stop"), b"[DONE]"]
+        hostile.reply = STREAM_HEAD + b"".join(b"data: " + event + b"\n\n" for event in events)
+    else:
+        message = {"role": "assistant", "content": "Nowé.", field: "Nowhere."}
+        logprobs = {"content": [*thoughts, *answer, item("<|im_end|>", -0.001), item("", 0.0)]}
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": "stop"}
+        hostile.reply = JSON_HEAD + json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
+    headers = ask(serve_hostile("logprob:first"), stream=stream).headers
+    assert "the first word of its draft was 5 % certain" in headers["x-knowgate-reason"]
+
+
+def test_log_probabilities_of_the_reasoning_alone_are_not_read(serve_hostile, hostile):
+    message = {"role": "assistant", "content": "Here.", "reasoning_content": "Nowhere."}
+    choice = {"index": 0, "message": message, "logprobs": {"content": [item("Nowhere", -0.1), item(".", -0.1)]}}
+    hostile.reply = JSON_HEAD + json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
+    report = ask(serve_hostile("logprob:first")).json()["knowgate"]
+    assert (report["retrieve"], report["degraded"]) == (True, ["gate"])
+
+
 def test_a_draft_without_text_retrieves_and_is_no_failure_of_the_gate(serve_hostile, hostile):
     hostile.reply = reply_with(REFUSAL)
     report = ask(serve_hostile("logprob:mean")).json()["knowgate"]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Iterable, Sequence
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ MIN_TOKENS_FOR_ENTROPY = 1_000  # minimum number of listed tokens to estimate an
 LARGE_VOCABULARY = 150_000  # assumed vocabulary size in the upper bound of the entropy
 NEGLIGIBLE_MASS = 1e-9  # probability of all unlisted tokens that is treated as 0
 NOT_OPENAI_HINT = "The server is not an OpenAI-compatible API. Check the URL, which usually ends in /v1."
+REASONING_FIELDS = ("reasoning_content", "reasoning")  # names of the thoughts before an answer, on different servers
+SPECIAL_TOKEN_AT_END = re.compile(rb"<[^<>\s]{1,40}>\Z")
+MAX_SPECIAL_TOKENS = 4  # after an answer
 TopTokens = tuple[tuple[str, float], ...]  # texts and log-probabilities, most probable first
 
 
@@ -121,13 +126,16 @@ def _get_choices(response: Any) -> list[dict[str, Any]]:
     return choices
 
 
-def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
+def _parse_completion(choice: Mapping[str, Any], n_tokens: int) -> Completion:
     """Convert a choice to a completion.
 
-    `n_tokens` is used if there are no log-probabilities to count.
+    `n_tokens` is used if there are no log-probabilities to count, or only those of the answer after the reasoning.
     """
-    logprobs = parse_logprobs(choice.get("logprobs"))
+    answer_choice = drop_reasoning_logprobs(choice)
+    logprobs = parse_logprobs(answer_choice.get("logprobs"))
     tokens = None if logprobs is None else tuple(item.as_token() for item in logprobs)
+    if tokens is not None:
+        n_tokens = max(n_tokens, len(tokens)) if answer_choice is not choice else len(tokens)
     message = choice.get("message")
     has_text = isinstance(message, dict) or "text" in choice
     text = message.get("content") if isinstance(message, dict) else choice.get("text")
@@ -137,7 +145,7 @@ def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
         text=text or "",  # null means that nothing was generated
         tokens=tokens,
         finished=choice.get("finish_reason") != "length",
-        n_tokens=n_tokens if tokens is None else len(tokens),
+        n_tokens=n_tokens,
     )
 
 
@@ -170,6 +178,48 @@ def parse_logprobs(logprobs: Any) -> list[TokenLogprobs] | None:
         if isinstance(logprobs.get("token_logprobs"), list):
             return _parse_parallel_arrays(logprobs)
     return None
+
+
+def drop_reasoning_logprobs(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a choice of a chat without its reasoning and the log-probabilities of the reasoning. Others stay unchanged.
+
+    Some servers list the tokens of the reasoning before those of the answer. If the listed tokens do not end in the answer,
+    there are no log-probabilities in the result.
+    """
+    message, logprobs = choice.get("message"), choice.get("logprobs")
+    if not isinstance(message, dict) or not isinstance(logprobs, dict) or not _has_reasoning(message):
+        return choice
+    items, answer = logprobs.get("content"), message.get("content")
+    answer_items: list[Any] | None = None
+    if isinstance(items, list) and isinstance(answer, str):
+        answer_items = _find_answer_items(items, answer.strip())
+    kept_message = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
+    return {**choice, "message": kept_message, "logprobs": answer_items and {**logprobs, "content": answer_items}}
+
+
+def _find_answer_items(items: list[Any], answer: str) -> list[Any] | None:
+    """Return the log-probabilities of the tokens that spell an answer at the end, or None if they do not."""
+    with translate_format_errors("log-probabilities"):
+        pieces = [_get_bytes(item) for item in items]
+    all_bytes, answer_bytes = b"".join(pieces).rstrip(), answer.encode(errors="replace")
+    for _ in range(MAX_SPECIAL_TOKENS):
+        if not all_bytes.endswith(answer_bytes):
+            all_bytes = SPECIAL_TOKEN_AT_END.sub(b"", all_bytes).rstrip()
+    if not answer_bytes or not all_bytes.endswith(answer_bytes):
+        return None
+    start = len(all_bytes) - len(answer_bytes)
+    return [item for item, end in zip(items, accumulate(map(len, pieces)), strict=True) if end > start]
+
+
+def _get_bytes(item: dict[str, Any]) -> bytes:
+    """Return the UTF-8 text of a listed token. A character can be split into several tokens."""
+    values = item.get("bytes")
+    return bytes(values) if isinstance(values, list) else str(item["token"]).encode(errors="replace")
+
+
+def _has_reasoning(message: dict[str, Any]) -> bool:
+    """Return whether a message, or a part of one in a stream, has reasoning, which comes before the answer."""
+    return any(message.get(name) for name in REASONING_FIELDS)
 
 
 def _parse_chat_token(item: dict[str, Any]) -> TokenLogprobs:
@@ -305,8 +355,11 @@ class StreamedResponse:
         if choice is None:
             return ""
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        self._add_logprobs(choice.get("logprobs"))
         text = _get_chunk_text(choice)
+        delta = choice.get("delta")
+        is_reasoning = not text and isinstance(delta, dict) and _has_reasoning(delta)
+        if not is_reasoning:  # the probability of a thought does not tell whether the LLM knows the answer
+            self._add_logprobs(choice.get("logprobs"))
         self.texts.append(text)
         return text
 

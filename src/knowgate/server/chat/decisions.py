@@ -190,6 +190,8 @@ async def _decide_question(
     if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
         trace.way = SEPARATE_DRAFT
         draft = await _request_draft(forwarder, rag, question, headers, trace)
+        if draft is None:  # which is no failure of the gate
+            return gate_service.bypass_failed_gate(rag, trace, "the upstream refused the draft")
     return await gate_service.decide(rag, question, draft, trace)
 
 
@@ -212,14 +214,17 @@ async def _request_draft(
     """Ask the upstream for a draft (answer without passages). None if it refuses. The trace gets the token counts."""
     model = trace.model_name or forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
     messages = [{"role": "user", "content": question.text}]
-    body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
-    answer = await forwarder.request_answer(ForwardedRequest(body, b"", headers, trace), rag.bound_gate, "draft")
-    if not isinstance(answer, UpstreamDraft):
+    for limit_field in ("max_tokens", "max_completion_tokens"):  # reasoning models of OpenAI know only the second one
+        body = {"model": model, "messages": messages, limit_field: rag.bound_gate.request.draft_tokens}
+        answer = await forwarder.request_answer(ForwardedRequest(body, b"", headers, trace), rag.bound_gate, "draft")
+        if isinstance(answer, UpstreamDraft):
+            trace.draft_usage = await measure_draft(answer, body, len(question.text))
+            trace.extra_usage = trace.draft_usage
+            return answer.completion
         answer.close()
-        return None
-    trace.draft_usage = await measure_draft(answer, body, len(question.text))
-    trace.extra_usage = trace.draft_usage
-    return answer.completion
+        if answer.status != 400:
+            break
+    return None
 
 
 async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest, path: str) -> Response:

@@ -40,6 +40,11 @@ from knowgate.types import Passage, Question
 log = logging.getLogger(__name__)
 
 VERDICT_TOKENS = 1_000  # for "yes" or "no", because some LLMs think first
+# Fields of the request for a verdict. Reasoning models of OpenAI reject the first ones.
+VERDICT_LIMITS: tuple[dict[str, Any], ...] = (
+    {"max_tokens": VERDICT_TOKENS, "temperature": 0},
+    {"max_completion_tokens": VERDICT_TOKENS},
+)
 REMAINS_NOTE = (
     "Another process reads the file of the history, so its write-ahead log still has deleted texts. They are erased within "
     "seconds after it ends. Repeat this request to see whether that has happened."
@@ -153,14 +158,12 @@ class CounterfactualAnswerer:
         language = detect_language(question)
         prompt = templates.fill("same", language, question=question, first=closed_answer, second=open_answer)
         fields = {name: request.body[name] for name in ("model", "user") if name in request.body}
-        body = {
-            **fields,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": VERDICT_TOKENS,
-            "temperature": 0,
-        }
+        body = {**fields, "messages": [{"role": "user", "content": prompt}]}
+        reply: str | None = None
         async with asyncio.timeout(self.timeout):
-            reply = await self._answer_upstream(self.forwarder, ClientRequest(body, request.headers), ())
+            for limits in VERDICT_LIMITS:
+                verdict_request = ClientRequest({**body, **limits}, request.headers)
+                reply = reply or await self._answer_upstream(self.forwarder, verdict_request, ())
         if reply and "<think>" in reply:  # some LLMs think in their answer. Without the end, there is no verdict.
             _, _, reply = reply.partition("</think>")
         is_same = parse_verdict(reply or "")

@@ -153,7 +153,7 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
 
 
 def _parse_beginnings(body: Mapping[str, Any]) -> list[Completion]:
-    """Parse the completions of a response, with the log-probabilities of their first tokens only."""
+    """Parse the completions of a response, with the log-probabilities that gates read."""
     choices = [response_body.cut_logprobs(item) if isinstance(item, dict) else item for item in body.get("choices", [])]
     return parse_completions({**body, "choices": choices})
 

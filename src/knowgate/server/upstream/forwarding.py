@@ -53,7 +53,8 @@ from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
 PARTIAL_DRAFT_REASON = "the arbiter compares whole answers, but only the beginning of this stream was drafted"
 WHOLE_DRAFT = 1 << 62  # number of tokens that no draft has
-LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # statuses with which servers refuse to return log-probabilities
+# Statuses with which servers refuse to return log-probabilities: OpenAI's reasoning models with 403, some servers with 500.
+LOGPROBS_REFUSAL_STATUSES = (400, 403, 404, 422, 500, 501)
 
 
 class UpstreamForwarder:

@@ -14,6 +14,7 @@ from knowgate.core.text import MAX_ANSWER_CHARS
 from knowgate.core.validation import MAX_DEPTH, check_json_depth, count_json_values
 from knowgate.errors import BadInput
 from knowgate.models.fair_executor import FairExecutor
+from knowgate.models.openai.responses import drop_reasoning_logprobs
 from knowgate.server.json_api import LARGE_BODY_BYTES, MAX_JSON_VALUES, dump_json, load_json
 from knowgate.server.load_limits import choose_runner, run_in_thread, run_in_turn
 from knowgate.server.streaming import InvalidResponse, LogprobsFilter
@@ -208,7 +209,8 @@ def limit_top_logprobs(completion: dict[str, Any], count: int) -> None:
 
 
 def cut_logprobs(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a choice with the log-probabilities of its first tokens only, because gates do not read further."""
+    """Return a choice with the log-probabilities of the first tokens of its answer only, because gates read only these."""
+    choice = drop_reasoning_logprobs(choice)
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         return dict(choice)
