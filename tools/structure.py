@@ -48,8 +48,8 @@ LEVEL = {part: len(LAYERS) - number for number, part in enumerate(LAYERS)}
 DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 
 # Limits that the tests enforce.
-MOST_MODULES = 373
-MOST_CODE_LINES = 48_300
+MOST_MODULES = 374
+MOST_CODE_LINES = 48_380
 MOST_EXPORTS = 200
 LONGEST_FUNCTION = 60
 MOST_LONG_FUNCTIONS = 5  # functions of more than 40 lines

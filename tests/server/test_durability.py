@@ -28,7 +28,8 @@ from knowgate.server.telemetry.deletions import (
     delete_rows,
 )
 from knowgate.server.telemetry.feedback import store_feedback
-from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
+from knowgate.server.telemetry.snapshot import MetricsSnapshot
+from knowgate.server.telemetry.snapshot_exchange import UPSERT_SNAPSHOT
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_until
@@ -269,10 +270,13 @@ def test_a_start_reads_neither_texts_nor_labels_of_audits(tmp_path, monkeypatch)
         record = AuditRecord("kg-1", "a", "scope", kind, None if kind == "failed" else 1.0, "closed", "open", "bob")
         asyncio.run(AuditStore(log).add(record))
     audits = AuditStore(log).read_all()
+    monkeypatch.setattr(audit_store, "MAX_AUDITS", 3)
+    newest = AuditStore(log).read_all()
     log.close()
     assert [(item.kind, item.closed, item.opened, item.owner) for item in audits] == [
         (kind, None, None, "bob") for kind in ("loss", "loss", "failed", "loss")
     ]
+    assert newest == audits[1:]
 
 
 def test_rows_of_earlier_versions_are_upgraded_once(tmp_path, monkeypatch):

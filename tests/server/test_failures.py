@@ -641,7 +641,7 @@ def test_the_embedding_model_of_a_database_is_loaded_at_the_start(serve, monkeyp
 
 def test_a_decision_log_that_hangs_delays_no_reader_for_long(serve, tmp_path, monkeypatch):
     monkeypatch.setattr("knowgate.server.telemetry.decision_log.READ_SECONDS", 0.1)
-    monkeypatch.setattr("knowgate.server.telemetry.snapshot.READ_SECONDS", 0.1)
+    monkeypatch.setattr("knowgate.server.telemetry.snapshot_exchange.READ_SECONDS", 0.1)
     address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "keep_questions": True})
     id = ask(address).headers["x-knowgate-id"]
     has_recovered = threading.Event()

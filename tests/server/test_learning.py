@@ -614,6 +614,24 @@ def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "z"}).status_code == 404
 
 
+def test_a_canceled_request_to_clear_the_alarm_is_applied_once_it_is_stored(serve, stub, tmp_path, monkeypatch):
+    app = {}
+    address = serve_with_alarm(lambda **settings: app.setdefault("served", serve(**settings)), tmp_path)
+    auditor = app["served"][1].state.service.learner.auditor
+    add, has_started = auditor.store.add, threading.Event()
+
+    async def add_later(record):
+        has_started.set()
+        await asyncio.sleep(0.3)
+        return await add(record)
+
+    monkeypatch.setattr(auditor.store, "add", add_later)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}, timeout=0.1)
+    assert has_started.is_set()
+    wait_until(lambda: not get_arms(address)["a"]["loss"]["alarm"])
+
+
 def list_alarm_messages(caplog):
     return [record.message for record in caplog.records if record.message.startswith("Alarm")]
 

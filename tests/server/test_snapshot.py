@@ -1,6 +1,7 @@
 """Statistics of the server, combined over its processes."""
 
 import asyncio
+import struct
 import time
 from types import SimpleNamespace
 
@@ -11,10 +12,12 @@ from knowgate.data.history.entries import question_key
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry import snapshot as snapshots
+from knowgate.server.telemetry import snapshot_exchange
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.deletions import Deletion, DeletionIndex
-from knowgate.server.telemetry.metrics import ServerMetrics
-from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
+from knowgate.server.telemetry.metrics import ServerMetrics, merge_worker
+from knowgate.server.telemetry.snapshot import MetricsSnapshot
+from knowgate.server.telemetry.snapshot_exchange import SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Decision, DecisionNote, Passage
 
@@ -111,15 +114,44 @@ def test_workers_without_a_decision_log_share_statistics_in_a_file(tmp_path, mon
     monkeypatch.setenv("KNOWGATE_SERVER", "one-server")
     monkeypatch.setenv("KNOWGATE_COUNTS", str(tmp_path / "counts.db"))
 
+    def start(status, milliseconds):
+        minutes = {1: [1, 0], int(time.time() / 60): [2, 3]}
+        snapshot = MetricsSnapshot(requests={status: 1}, times={"total": [milliseconds]}, minutes=minutes)
+        return SnapshotExchange(snapshot.model_dump_json, None)
+
     async def run():
-        first, second = SnapshotExchange(lambda: "of the first", None), SnapshotExchange(lambda: "of the second", None)
-        first.schedule_write()
-        await first.close()  # writes at once what was scheduled
-        texts = await second.read_others()
-        await second.close()
+        first, second, third = start("2xx", 5.0), start("4xx", 6.0), start("5xx", 7.0)
+        for ended in (first, second):
+            ended.schedule_write()
+            await ended.close()  # writes at once what was scheduled
+        texts = await third.read_others()
+        await third.close()
         return texts
 
-    assert asyncio.run(run()) == ["of the first"]
+    (text,) = asyncio.run(run())  # one row for all ended workers
+    ended = MetricsSnapshot.model_validate_json(text)
+    assert (ended.requests, ended.times) == ({"2xx": 1, "4xx": 1}, {})
+    assert list(ended.minutes.values()) == [[4, 6]]
+
+
+def test_durations_of_a_killed_worker_do_not_count_for_long(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNOWGATE_SERVER", "one-server")
+    now = [1_000_000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    snapshot = MetricsSnapshot(requests={"2xx": 1}, times={"total": [60_000.0]})
+
+    async def run(seconds):
+        log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+        await SnapshotExchange(snapshot.model_dump_json, log)._write()
+        now[0] += seconds
+        (text,) = await SnapshotExchange(lambda: "", log).read_others()
+        await log.execute(("DELETE FROM figures", []))
+        log.close()
+        return MetricsSnapshot.model_validate_json(text)
+
+    fresh, stale = asyncio.run(run(60)), asyncio.run(run(600))
+    assert (fresh.requests, len(fresh.times)) == ({"2xx": 1}, 1)
+    assert (stale.requests, len(stale.times)) == ({"2xx": 1}, 0)
 
 
 @pytest.mark.parametrize(("seconds_ago", "texts"), [(170, ["of the ended server"]), (190, [])])
@@ -177,6 +209,30 @@ def test_metrics_can_be_read_while_another_worker_creates_its_files(tmp_path, mo
     assert b'knowgate_audits_total{arm="a",result="loss"} 3.0' in metrics.format(None)
 
 
+def test_counters_of_ended_workers_are_merged_into_one_file(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    counter = mmap_key("knowgate_audits", "knowgate_audits_total", ["arm", "result"], ["a", "loss"], "Audits.")
+    histogram = mmap_key("knowgate_seconds", "knowgate_seconds_bucket", ["le"], ["1.0"], "Seconds.")
+    for pid in (1, 2, 3):
+        for kind, key in (("counter", counter), ("histogram", histogram)):
+            file = MmapedDict(str(tmp_path / f"{kind}_{pid}.db"))
+            file.write_value(key, float(pid), 0.0)
+            file.close()
+    (tmp_path / "gauge_livemax_1.db").touch()
+    before = sorted(ServerMetrics([]).format(None).splitlines())
+    for pid in (1, 2, 2):
+        merge_worker(pid)
+        assert sorted(ServerMetrics([]).format(None).splitlines()) == before
+    names = sorted(path.name for path in tmp_path.glob("*.db"))
+    assert names == ["counter_3.db", "counter_ended.db", "histogram_3.db", "histogram_ended.db"]
+    assert b'knowgate_audits_total{arm="a",result="loss"} 6.0' in before
+    assert b'knowgate_seconds_bucket{le="1.0"} 6.0' in before
+    broken = struct.pack("ii", 4000, 0) + struct.pack("i", 9999) * 1000  # the worker was killed while it wrote
+    (tmp_path / "counter_4.db").write_bytes(broken)
+    merge_worker(4)
+    assert "The metrics of the ended worker 4 stay" in caplog.text
+
+
 def test_without_decision_log_and_file_there_are_no_other_workers(monkeypatch):
     monkeypatch.delenv("KNOWGATE_COUNTS", raising=False)
     assert asyncio.run(SnapshotExchange(lambda: "", None).read_others()) == []
@@ -209,7 +265,7 @@ def test_only_new_deletions_are_read_and_earlier_ones_count_until_they_expire(tm
 @pytest.mark.parametrize("max_per_owner", [10, 1000])
 def test_deletions_of_one_key_do_not_replace_those_of_another(monkeypatch, max_per_owner):
     monkeypatch.delenv("KNOWGATE_COUNTS", raising=False)
-    monkeypatch.setattr(snapshots, "MAX_DELETIONS_PER_OWNER", max_per_owner)
+    monkeypatch.setattr(snapshot_exchange, "MAX_DELETIONS_PER_OWNER", max_per_owner)
 
     async def run():
         exchange = SnapshotExchange(lambda: "", None)
@@ -287,8 +343,8 @@ def test_forgetting_hashes_only_the_question_to_forget(monkeypatch):
 
 
 def test_statistics_that_could_not_be_written_are_written_again_soon(monkeypatch):
-    monkeypatch.setattr(snapshots, "WRITE_DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(snapshot_exchange, "WRITE_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot_exchange, "RETRY_SECONDS", 0.01)
     written = []
 
     async def execute(*statements):

@@ -24,8 +24,9 @@ from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry import decision_log
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
-from knowgate.server.telemetry.deletions import SELECT_DECISIONS
-from knowgate.server.telemetry.snapshot import RecentDecisions, SnapshotExchange
+from knowgate.server.telemetry.deletions import SELECT_DECISIONS, find_ids
+from knowgate.server.telemetry.snapshot import RecentDecisions
+from knowgate.server.telemetry.snapshot_exchange import SnapshotExchange
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_failures import use_gate_service
@@ -299,6 +300,21 @@ def test_a_follow_up_that_is_forgotten_while_it_waits_to_be_written_is_not_store
     log.close()
 
 
+def test_the_time_of_a_deletion_does_not_tell_whether_another_key_asked_the_question(tmp_path, monkeypatch):
+    searches = []
+    monkeypatch.setattr(decision_log, "find_ids", lambda *query: searches.append(query) or find_ids(*query))
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True, is_shared=True)
+    log.append({"id": "kg-1"}, FIRST, "alice", question_keys=[question_key(FIRST)]).result(30)
+
+    def count_searches(question):
+        searches.clear()
+        assert asyncio.run(log.delete(question=question, owner="bob")) == []
+        return len(searches)
+
+    assert count_searches(FIRST) == count_searches("Never asked?") > 1
+    log.close()
+
+
 def test_a_deletion_says_that_the_history_is_unavailable(serve, tmp_path, monkeypatch):
     address, app = serve(gate="never", log=str(tmp_path / "log.db"), options={"decisions": str(tmp_path / "d.db")})
     ask_as(address, {}, FIRST)
@@ -434,7 +450,7 @@ def test_a_question_that_stays_in_a_write_ahead_log_is_reported_and_erased_soon(
 
     def forget():
         reply = httpx.post(f"{address}/v1/forget", json={"question": KNOWN}).json()
-        return reply["forgotten"], reply["history"], "write-ahead log" in reply.get("note", "")
+        return reply["forgotten"], reply["history"], "still has deleted texts" in reply.get("note", "")
 
     def is_stored():
         return KNOWN.encode() in b"".join(file.read_bytes() for file in tmp_path.glob("h.db*"))

@@ -88,7 +88,8 @@ def _run_workers(
     """
     import uvicorn
 
-    from knowgate.server.telemetry.snapshot import COUNTS_FILE_VARIABLE, PROBLEM_FILE_VARIABLE, SERVER_ID_VARIABLE
+    from knowgate.server.telemetry.snapshot import PROBLEM_FILE_VARIABLE
+    from knowgate.server.telemetry.snapshot_exchange import COUNTS_FILE_VARIABLE, SERVER_ID_VARIABLE
     from knowgate.server.worker_supervisor import WorkerSupervisor
 
     # A worker that writes its metrics to a full disk is killed by the system, so they are in memory where possible.

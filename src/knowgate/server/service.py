@@ -32,7 +32,8 @@ from knowgate.server.load_limits import UPLOAD_FACTOR, BodyBudget, RequestSlots
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.metrics import ServerMetrics, SharedCall
-from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, SnapshotExchange, read_worker_problem
+from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, read_worker_problem
+from knowgate.server.telemetry.snapshot_exchange import SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.client import MAX_ACCOUNTS
@@ -61,7 +62,6 @@ class Service:
     gate_service: GateService
     forwarder: UpstreamForwarder | None = None
     local_chat: LocalChat | None = None
-
     rate_limiter: RateLimiter | None = field(init=False, default=None)
     decision_log: DecisionLog | None = field(init=False, default=None)
     learner: TrafficLearner | None = field(init=False, default=None)

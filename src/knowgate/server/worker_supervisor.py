@@ -17,7 +17,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 from knowgate.core.files import write_text
 from knowgate.errors import KnowgateError
-from knowgate.server.telemetry.metrics import remove_gauges
+from knowgate.server.telemetry.metrics import merge_worker
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class WorkerSupervisor(Multiprocess):
                 old.process.join(timeout=0.1)
                 if time.monotonic() > latest_end:  # it hangs
                     old.kill()
-            remove_gauges(old.pid)
+            merge_worker(old.pid)
         log.warning("The settings were reloaded: %d new workers serve.", len(self.processes))
 
     def keep_subprocess_alive(self) -> None:
@@ -150,7 +150,7 @@ class WorkerSupervisor(Multiprocess):
         process = self.processes[index]
         process.kill()  # it may hang
         process.join()
-        remove_gauges(process.pid)  # a killed worker leaves them behind
+        merge_worker(process.pid)
         self._restart_times[index] = time.monotonic()
         if process in self._serving:
             self._serving.remove(process)

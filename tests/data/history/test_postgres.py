@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pytest
 
+from knowgate.core.postgres.database import PostgresDatabase
 from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.data.history.postgres_store import PostgresHistory
@@ -16,6 +18,7 @@ from tests.data.history.test_entries import acknowledged_until, check_entries
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.index_builder import wait_for_builder
 from tests.support.postgres_server import postgres_server
+from tests.support.processes import until
 
 SCOPE, RARE = HistoryScope("m", "p"), HistoryScope("m", "p", "rare tenant")
 PASSWORD = "hunter2-Xyzzy"
@@ -128,6 +131,21 @@ def test_forgotten_entries_leave_the_database_files(server):
     assert log.forget(contains="SECRET") == 1
     assert b"Bertholdine" not in _bytes_of(server)
     assert len(log.search(["the secret"], 60, SCOPE)[0]) == 50
+
+
+def test_entries_in_a_table_that_another_session_holds_are_erased_after_it(server, monkeypatch):
+    monkeypatch.setattr(PostgresHistory, "eraser_pauses", (0.1, 0.1))
+    monkeypatch.setattr(PostgresDatabase.vacuum, "__defaults__", (1,))
+    address = server.address()
+    log = log_at(address)
+    log.add([entry("the secret of Bertholdine"), entry("the height of Everest")])
+    with psycopg.connect(f"host={server.folder} user=postgres dbname=postgres") as session:
+        session.execute(f"SELECT * FROM {schema_of(address)}.entries").fetchall()  # as `pg_dump` does
+        assert log.forget(contains="SECRET") == 1
+        assert log.has_remains
+        assert b"Bertholdine" in _bytes_of(server)
+    until(lambda: not log.has_remains)
+    assert b"Bertholdine" not in _bytes_of(server)
 
 
 def _bytes_of(server) -> bytes:

@@ -34,6 +34,7 @@ from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Neighbor, Vector
 
 log = logging.getLogger(__name__)
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 10.0, 300.0  # before further attempts to vacuum the table
 MAX_INLINE_WIDTH = 1_500  # a row with its vector must fit a page of 8 kB
 # Never change a released migration, because databases have already run it. Add another one.
 MIGRATIONS = (
@@ -117,6 +118,7 @@ class PostgresHistory(store.HistoryStore):
         exact_rows: Search scopes up to this size exactly.
     """
 
+    eraser_pauses = FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
     vector_column = "vector::real[]"
     listed_id_condition = "id IN (SELECT value::bigint FROM json_array_elements_text(?::json))"
     text_condition = "strpos(lower(question), lower(?)) > 0"
@@ -163,7 +165,13 @@ class PostgresHistory(store.HistoryStore):
                 transaction.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
 
     def _erase(self, ids: Sequence[int]) -> None:
-        self._database.vacuum(["entries"], log.warning)
+        with self._erasing_lock:
+            self.has_remains = not self._try_to_erase()
+            if self.has_remains:
+                self._start_eraser()
+
+    def _try_to_erase(self) -> bool:
+        return self._database.vacuum(["entries"], log.warning)
 
     # --- reading ----------------------------------------------------------------------------------
 

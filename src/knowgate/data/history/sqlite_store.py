@@ -223,6 +223,7 @@ class SqliteHistory(HistoryStore):
             None for the one that the log was filled with.
     """
 
+    eraser_pauses = RETRY_SECONDS, RETRY_SECONDS
     vector_column = "vector"
     listed_id_condition = "id IN (SELECT value FROM json_each(?))"
     text_condition = "instr(lower(question), lower(?)) > 0"
@@ -235,8 +236,6 @@ class SqliteHistory(HistoryStore):
         self._indexes: dict[HistoryScope, VectorIndex] = {}
         # The table's counter of deletions when the index of each scope was last updated.
         self._n_deletions: dict[HistoryScope, str | None] = {}
-        self._erasing_lock = threading.Lock()
-        self._eraser: threading.Thread | None = None
         self._index_folder = self.path.with_name(f"{self.path.name}-lists")
 
     # --- writing ----------------------------------------------------------------------------------
@@ -256,22 +255,18 @@ class SqliteHistory(HistoryStore):
         """Erase deleted rows from the files of the log, and their vectors from the stored index."""
         with self._erasing_lock:
             self.has_remains = not erase_deleted_rows(self._database.connection(), self.path, ERASE_SECONDS)
-            if self.has_remains and self._eraser is None:
+            if self.has_remains and self._start_eraser():
                 log.warning("Deleted questions stay in %s-wal as long as another process reads the log.", self.path)
-                self._eraser = threading.Thread(target=self._erase_later, name="knowgate-erase", daemon=True)
-                self._eraser.start()
         if self._index_folder.is_dir():
             with file_lock(self._index_folder / LOCK_FILE):
                 erase_rows(self._index_folder, ids)
 
+    def _try_to_erase(self) -> bool:
+        is_removed = not self.path.exists()  # a connection would create it again
+        return is_removed or truncate_write_ahead_log(self._database.connection(), wait_seconds=0)
+
     def _erase_later(self) -> None:
-        """Try to truncate the write-ahead log until nobody else reads it. Runs in a thread."""
-        while self._eraser is not None:
-            time.sleep(RETRY_SECONDS)
-            with self._erasing_lock, contextlib.suppress(KnowgateError):
-                is_removed = not self.path.exists()  # a connection would create it again
-                if is_removed or truncate_write_ahead_log(self._database.connection(), wait_seconds=0):
-                    self.has_remains, self._eraser = False, None
+        super()._erase_later()
         self._database.close()  # the connection of this thread
 
     # --- reading ----------------------------------------------------------------------------------

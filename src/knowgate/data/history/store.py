@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +23,7 @@ from knowgate.data.history.entries import (
     RetrievalOutcome,
     entry_from_row,
 )
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput, BadSetting, KnowgateError
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, RemoteEmbedder, SentenceEmbedder, load_embedder
 from knowgate.types import Embedder, Neighbor, Vector
 
@@ -53,6 +55,7 @@ class HistoryStore:
     Several processes may write to the log. This base class has the SQL that SQLite and PostgreSQL share.
 
     Attributes:
+        eraser_pauses: Seconds before the first further attempt to erase deleted rows, and at most.
         vector_column: SQL expression that reads a vector.
         listed_id_condition: SQL condition for rows whose id is in a JSON list.
         text_condition: SQL condition for questions that contain a text, in upper or lower case.
@@ -64,6 +67,7 @@ class HistoryStore:
         embedder: An embedding or its name; None for the one of the log ('minilm' for a new log).
     """
 
+    eraser_pauses: ClassVar[tuple[float, float]]
     vector_column: ClassVar[str]
     listed_id_condition: ClassVar[str]
     text_condition: ClassVar[str]
@@ -71,6 +75,8 @@ class HistoryStore:
 
     def __init__(self, database: SqlDatabase, embedder: str | Embedder | None):
         self._database = database
+        self._erasing_lock = threading.Lock()
+        self._eraser: threading.Thread | None = None
         self._given_embedder = embedder
         self._is_embedder_checked = False
 
@@ -292,6 +298,28 @@ class HistoryStore:
 
     def _write(self, entries: Sequence[LogEntry], vectors: Vector) -> None:
         """Insert entries, or replace those that exist."""
+        raise NotImplementedError
+
+    def _start_eraser(self) -> bool:
+        """Start a thread that tries again to erase deleted rows. Return False if it already runs."""
+        if self._eraser is not None:
+            return False
+        self._eraser = threading.Thread(target=self._erase_later, name="knowgate-erase", daemon=True)
+        self._eraser.start()
+        return True
+
+    def _erase_later(self) -> None:
+        """Try to erase deleted rows until this succeeds. Runs in a thread."""
+        pause, max_pause = self.eraser_pauses
+        while self._eraser is not None:
+            time.sleep(pause)
+            pause = min(2 * pause, max_pause)
+            with self._erasing_lock, contextlib.suppress(KnowgateError):
+                if self._try_to_erase():
+                    self.has_remains, self._eraser = False, None
+
+    def _try_to_erase(self) -> bool:
+        """Erase leftover data of deleted rows. Return whether that succeeded."""
         raise NotImplementedError
 
     def _erase(self, ids: Sequence[int]) -> None:

@@ -46,8 +46,9 @@ VERDICT_LIMITS: tuple[dict[str, Any], ...] = (
     {"max_completion_tokens": VERDICT_TOKENS},
 )
 REMAINS_NOTE = (
-    "Another process reads the file of the history, so its write-ahead log still has deleted texts. They are erased within "
-    "seconds after it ends. Repeat this request to see whether that has happened."
+    "Another process uses the file or table of the history, which therefore still has deleted texts. They are erased soon "
+    "after it ends: from a file within seconds, from PostgreSQL within five minutes. Repeat this request to see whether "
+    "that has happened."
 )
 UNAVAILABLE_NOTE = "The history is unavailable now, so the question may still be in it. Repeat this request later."
 MAX_INLINE_CHARS = 2_000  # longer answers are compared in a thread

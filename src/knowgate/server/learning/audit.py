@@ -308,8 +308,12 @@ class Auditor:
             message = f"no audits are stored for the arm '{arm_name[:40]}'. Arms of this server: {known}."
             raise ApiError(404, message, "no_arm")
         await self.store.check()
-        self._apply(await self.store.add(AuditRecord("", arm_name, arm.scope, CLEARED)))
+        await asyncio.shield(self._store_clearing(self.store, arm))  # what is stored must be applied, too
         log.warning("The alarm of arm %s was cleared. Its audits start again from zero.", arm_name)
+
+    async def _store_clearing(self, store: AuditStore, arm: ExperimentArm) -> None:
+        """Store that the audits of an arm no longer count, and apply this."""
+        self._apply(await store.add(AuditRecord("", arm.name, arm.scope, CLEARED)))
 
     def _apply(self, audits: Sequence[AuditRecord]) -> None:
         """Add stored audits to the monitors of their gates. The scope of an audit identifies its gate, LLM, index and so on."""

@@ -18,6 +18,8 @@ SELECT_RESULTS = (
     "SELECT number, arm, scope, kind, lost, owner FROM audits "
     f"WHERE number > ? AND kind <> '{LABEL}' ORDER BY number LIMIT ?"
 )
+SELECT_OLDER_NUMBER = f"SELECT number FROM audits WHERE kind <> '{LABEL}' ORDER BY number DESC LIMIT 1 OFFSET ?"
+MAX_AUDITS = 200_000  # audits that count when a server starts; more would take minutes
 ROWS_AT_ONCE = 500  # audits of other processes that are added to the statistics at once; other requests wait meanwhile
 INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -59,8 +61,10 @@ class AuditStore:
         self._last_number = 0
 
     def read_all(self) -> list[AuditRecord]:
-        """Return all stored audits that count. This blocks the event loop, so call it only before the server starts."""
+        """Return the newest MAX_AUDITS stored audits that count. This blocks the event loop: only call it at the start."""
         audits: list[AuditRecord] = []
+        rows = self._decisions.run_blocking(lambda store: store.fetch_rows(SELECT_OLDER_NUMBER, (MAX_AUDITS,)))
+        self._last_number = rows[0][0] if rows else 0
         while page := self._decisions.run_blocking(self._fetch_new):
             audits += page
         return audits

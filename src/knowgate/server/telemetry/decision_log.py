@@ -39,7 +39,7 @@ from knowgate.server.telemetry.deletions import (
     add_missing_hashes,
     delete_orphaned_feedback,
     delete_rows,
-    find_ids_and_owners,
+    find_ids,
     mark_unknown_sources,
     record_deletion,
 )
@@ -305,7 +305,8 @@ class DecisionLog:
             owner: If given, only decisions of this owner are deleted.
         """
         # Another process may be about to write the decision, so wait until it is found. Then search again and delete.
-        await self._retry(lambda store: find_ids_and_owners(store, id, question))
+        # Only decisions of the owner are searched for: the time must not tell whether another key asked the question.
+        await self._retry(lambda store: find_ids(store, id, question, owner))
         return await asyncio.shield(self._delete(id, question, owner))  # a deadline of the request does not stop it
 
     async def _delete(self, id: str, question: str, owner: str | None) -> list[str]:

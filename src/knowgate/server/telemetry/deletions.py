@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from knowgate.core.text import normalize
 from knowgate.data.history.entries import question_key
 from knowgate.server.database import WRITE_LOCK, Store
 
 SELECT_DELETIONS = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ? ORDER BY at"
+# Three queries that use an index each. For a condition with OR, PostgreSQL would read all decisions.
 SELECT_DECISIONS = (
-    "SELECT id, owner FROM decisions WHERE id = ? OR question_key = ? "
-    "OR id IN (SELECT decision FROM source_questions WHERE question_key = ?)"
+    "SELECT id, owner FROM decisions WHERE id = ? UNION SELECT id, owner FROM decisions WHERE question_key = ? "
+    "UNION SELECT id, owner FROM decisions WHERE id IN (SELECT decision FROM source_questions WHERE question_key = ?)"
 )
 INSERT_DELETION = "INSERT INTO deletions (at, decision, question_key, owner) VALUES (?, ?, ?, ?)"
 # Earlier versions did not store from which messages a follow-up was made. Their decisions get this key instead.
@@ -128,19 +129,19 @@ def mark_unknown_sources(store: Store) -> None:
         transaction.execute(MARK_UNKNOWN_SOURCES)
 
 
-def find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
-    """Return id and owner (API key) of the decisions with this id, and of those on this question.
+def find_ids(store: Store, id: str, question: str, owner: str | None) -> list[str]:
+    """Return the ids of the decisions with this id, and of those on this question. Owner None means all API keys.
 
     Decisions on a follow-up that was made from this question are included.
     """
-    if not question:
-        return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ?", (id,))
-    key = question_key(question)
+    key = question_key(question) if question else None
     rows = store.fetch_rows(SELECT_DECISIONS, (id, key, key))
-    # For decisions of earlier versions, the messages behind a follow-up are unknown, so the text itself is searched.
-    old_rows = store.fetch_rows(SELECT_UNKNOWN_SOURCES)
-    old_matches = [(row_id, owner) for row_id, owner, text in old_rows if _contains_question(text, question)]
-    return list(dict.fromkeys([*rows, *old_matches]))  # without duplicates
+    if question:
+        # For decisions of earlier versions, the messages behind a follow-up are unknown, so the text itself is searched.
+        old_rows = store.fetch_rows(SELECT_UNKNOWN_SOURCES)
+        rows += [(row_id, row_owner) for row_id, row_owner, text in old_rows if _contains_question(text, question)]
+    ids = [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
+    return list(dict.fromkeys(ids))  # without duplicates
 
 
 def _contains_question(text: str, question: str) -> bool:
@@ -162,8 +163,7 @@ def record_deletion(store: Store, id: str, question: str, owner: str | None) -> 
         now = time.time()  # after the wait for the lock
         transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
-    rows = find_ids_and_owners(store, id, question)
-    return [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
+    return find_ids(store, id, question, owner)
 
 
 def delete_rows(store: Store, ids: Sequence[str]) -> None:

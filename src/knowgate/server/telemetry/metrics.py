@@ -6,7 +6,9 @@ The labels have few different values (routes, statuses, gates), and never contai
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import struct
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,15 +16,20 @@ from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from knowgate.core.files import file_lock
 from knowgate.server.circuit_breaker import BreakersByKey, CircuitBreaker
 from knowgate.server.learning.learner import TrafficLearner
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry.trace import RequestTrace
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # name of the environment variable that `prometheus_client` reads
+LOCK_FILE = "lock"
 PAUSE_SECONDS = 0.2  # between two runs of a shared call
 DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Name of a gauge -> its description, and the function that reads its value (None: no value yet).
@@ -196,9 +203,41 @@ def remove_gauges(worker_pid: int | None) -> None:
         mark_process_dead(worker_pid)  # type: ignore[no-untyped-call]
 
 
+def merge_worker(worker_pid: int | None) -> None:
+    """Remove the gauges of a worker process that has ended, and add its counters to those of all ended workers.
+
+    Without this, each reload would leave files behind, which are read for each request to /metrics. This uses the files of
+    `prometheus_client` directly, because that library has no function for it.
+    """
+    remove_gauges(worker_pid)
+    if not _has_several_workers():
+        return
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    with file_lock(folder / LOCK_FILE):
+        for kind in ("counter", "histogram"):
+            file = folder / f"{kind}_{worker_pid}.db"
+            try:
+                if _has_content(file):
+                    _add_values(file, folder / f"{kind}_ended.db")
+                    file.unlink()
+            except (OSError, RuntimeError, ValueError, struct.error) as error:  # such as a full disk, or half a row
+                log.warning("The metrics of the ended worker %s stay in '%s': %s", worker_pid, file, error)
+
+
+def _add_values(file: Path, sums_file: Path) -> None:
+    """Add the values in a file of `prometheus_client` to those in another one."""
+    rows = list(MmapedDict.read_all_values_from_file(str(file)))  # type: ignore[no-untyped-call]
+    sums = MmapedDict(str(sums_file))  # type: ignore[no-untyped-call]
+    try:
+        for key, value, timestamp, _ in rows:
+            sums.write_value(key, sums.read_value(key)[0] + value, timestamp)  # type: ignore[no-untyped-call]
+    finally:
+        sums.close()  # type: ignore[no-untyped-call]
+
+
 def _has_several_workers() -> bool:
     """Return whether several workers share their metrics. Then the variable of `prometheus_client` for this is set."""
-    return "PROMETHEUS_MULTIPROC_DIR" in os.environ
+    return FOLDER_VARIABLE in os.environ
 
 
 class WorkerCollector(MultiProcessCollector):
@@ -206,8 +245,10 @@ class WorkerCollector(MultiProcessCollector):
 
     def collect(self) -> Any:
         """Return the combined metrics."""
-        files = [str(path) for path in Path(self._path).glob("*.db") if _has_content(path)]
-        return self.merge(files)  # type: ignore[no-untyped-call]
+        folder = Path(self._path)
+        with file_lock(folder / LOCK_FILE):  # otherwise, counters that are being moved could be missing or count twice
+            files = [str(path) for path in folder.glob("*.db") if _has_content(path)]
+            return self.merge(files)  # type: ignore[no-untyped-call]
 
 
 def _has_content(path: Path) -> bool:

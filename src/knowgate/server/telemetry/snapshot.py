@@ -7,13 +7,11 @@ the first request with passages, the savings are unknown.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
-import uuid
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +24,8 @@ from knowgate.data.history.entries import question_key
 from knowgate.evaluation.replay import PolicyCost
 from knowgate.evaluation.server_log import ERROR_STATUS, SEPARATE_DRAFT
 from knowgate.evaluation.traffic_log import split_seconds
-from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
-from knowgate.server.telemetry.decision_log import DecisionLog
-from knowgate.server.telemetry.deletions import MAX_DELETIONS_PER_OWNER, Deletion, DeletionIndex
+from knowgate.server.telemetry.deletions import DeletionIndex
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Decision, DecisionNote
 
@@ -41,20 +37,7 @@ MINUTE_SECONDS = 60.0
 MAX_RECENT_DECISIONS = 500
 MAX_STAGE_TIMES = 200  # timings stored for each stage
 DRAFT_WAYS = ("draft", "race", SEPARATE_DRAFT)  # ways to answer that begin with a draft of the upstream
-# Environment variables that the parent process sets for the workers.
-SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
 PROBLEM_FILE_VARIABLE = "KNOWGATE_PROBLEM_FILE"
-WRITE_DELAY_SECONDS, RETRY_SECONDS, HEARTBEAT_SECONDS = 1.0, 5.0, 60.0
-READ_SECONDS = 2.0  # maximum time to read the statistics of other processes, for which health checks may wait
-WORKER_TIMEOUT_SECONDS = 3 * HEARTBEAT_SECONDS  # a process that has not written for this long is considered gone
-MAX_SNAPSHOT_AGE_SECONDS = 86_400.0
-UPSERT_SNAPSHOT = (
-    "INSERT INTO figures VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (worker) DO UPDATE SET at = excluded.at, record = excluded.record"
-)
-DELETE_OLD_SNAPSHOTS = "DELETE FROM figures WHERE at < ? AND server NOT IN (SELECT server FROM figures WHERE at >= ?)"
-# Workers of the same server count even after they have ended, other servers only while they write.
-SELECT_OTHER_SNAPSHOTS = "SELECT record FROM figures WHERE worker <> ? AND (server = ? OR at > ?)"
 
 
 @dataclass
@@ -219,6 +202,12 @@ class MetricsSnapshot(BaseModel):
         needs = self.retrieved_needs if decision.retrieve else self.skipped_needs
         needs[min(NEED_BINS - 1, int(decision.need * NEED_BINS))] += 1
 
+    def drop_times(self) -> None:
+        """Forget durations, and minutes before the last hour."""
+        first_minute = int(time.time() / MINUTE_SECONDS) - MINUTES_SHOWN
+        self.minutes = {minute: counts for minute, counts in self.minutes.items() if minute > first_minute}
+        self.times.clear()
+
     def combine(self, serialized: Sequence[str]) -> MetricsSnapshot:
         """Return these statistics combined with those of other processes.
 
@@ -280,97 +269,6 @@ def read_worker_problem() -> str:
     with suppress(OSError):  # the file exists only if there is a problem
         return Path(path).read_text(encoding="utf-8") if path else ""
     return ""
-
-
-class SnapshotExchange:
-    """Exchange of statistics and deletions between server processes through tables.
-
-    The tables are in the decision log, or in a temporary file.
-
-    Args:
-        serialize: Function that returns the statistics of this process as JSON.
-        decisions: The decision log, if there is one.
-    """
-
-    def __init__(self, serialize: Callable[[], str], decisions: DecisionLog | None):
-        self._serialize = serialize
-        self._worker_id = uuid.uuid4().hex
-        self._server_id = os.environ.get(SERVER_ID_VARIABLE) or self._worker_id
-        file = os.environ.get(COUNTS_FILE_VARIABLE)
-        self._temporary_log = DecisionLog(file, stores_questions=False) if decisions is None and file else None
-        self._log = decisions or self._temporary_log
-        self._deletions = DeletionIndex(max_per_owner=MAX_DELETIONS_PER_OWNER)
-        self._timer: asyncio.TimerHandle | None = None
-        self._write_task: asyncio.Task[None] | None = None
-
-    def schedule_write(self) -> None:
-        """Schedule a write of the statistics in WRITE_DELAY_SECONDS. An earlier scheduled write stays."""
-        if self._log is None:
-            return
-        latest = asyncio.get_running_loop().time() + WRITE_DELAY_SECONDS
-        if self._timer is None or self._timer.when() > latest:
-            self._set_timer(WRITE_DELAY_SECONDS)
-
-    def _set_timer(self, seconds: float) -> None:
-        """Schedule the next write. It replaces a write that is already scheduled."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._start_write)
-
-    def _start_write(self) -> None:
-        """Write the statistics in the background, and schedule the next write.
-
-        Writes show that this process is alive.
-        """
-        self._write_task = asyncio.get_running_loop().create_task(self._write())
-        self._set_timer(HEARTBEAT_SECONDS)
-
-    async def _write(self) -> None:
-        """Write the statistics of this process. Delete rows of servers that ended a day ago."""
-        now = time.time()
-        row = [self._worker_id, self._server_id, now, self._serialize()]
-        deletion = (DELETE_OLD_SNAPSHOTS, [now - MAX_SNAPSHOT_AGE_SECONDS] * 2)
-        if self._log is not None:
-            try:
-                await self._log.execute((UPSERT_SNAPSHOT, row), deletion)
-            except ApiError:  # the decision log has already logged the error
-                self._set_timer(RETRY_SECONDS)
-
-    async def read_others(self) -> list[str]:
-        """Return the statistics of other server processes as JSON, or [] after a failure."""
-        if self._log is None:
-            return []
-        values = [self._worker_id, self._server_id, time.time() - WORKER_TIMEOUT_SECONDS]
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                rows = await self._log.run(lambda store: store.fetch_rows(SELECT_OTHER_SNAPSHOTS, values))
-        except (ApiError, TimeoutError):
-            return []
-        return [str(row[0]) for row in rows]
-
-    async def share_deletion(self, question: str, owner: str | None) -> None:
-        """Record that a client deletes a question, for all workers. A decision log does this itself."""
-        if self._temporary_log is not None:
-            await self._temporary_log.delete(question=question, owner=owner)
-        elif self._log is None:
-            self._deletions.add([Deletion(time.time(), "", question_key(question), owner)])
-
-    async def read_deletions(self) -> DeletionIndex:
-        """Return the deletions by clients of all server processes. After a failure, the newest ones are missing."""
-        if self._log is not None:
-            with suppress(ApiError, TimeoutError):
-                async with asyncio.timeout(READ_SECONDS):
-                    await self._log.run(self._deletions.read_new)
-        return self._deletions
-
-    async def close(self) -> None:
-        """Write the final statistics, and close the temporary file, if there is one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            await self._write()
-            self._timer.cancel()  # that of another attempt
-        if self._temporary_log is not None:
-            self._temporary_log.close()
 
 
 class RecentDecisions:
