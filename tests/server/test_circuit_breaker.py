@@ -338,18 +338,32 @@ class BlockedRetriever(FlakyRetriever):
 class SlowDeepRetriever(FlakyRetriever):
     """Takes long for many passages, as searches with a filter do."""
 
+    n_deep = 0
+
     def search(self, queries, k):
+        self.n_deep += k > 1
         time.sleep(1.6 if k > 1 else 0)  # far above the timeout, so that a busy machine makes no difference
         return [FOUND for _ in queries]
 
 
 def test_slow_searches_with_a_filter_neither_open_the_breaker_nor_delay_others(serve):
-    address, _ = serve(gate="always", change=use_parts(seconds=0.5, retriever=SlowDeepRetriever()))
+    retriever = SlowDeepRetriever()
+    address, app = serve(gate="always", change=use_parts(seconds=0.5, retriever=retriever))
     filtered = {"filter": {"id": "*z"}}
-    reports = [ask(address, knowgate=filtered).json()["knowgate"] for _ in range(6)]
+    reports = []
+    until(lambda: reports.append(ask(address, knowgate=filtered).json()["knowgate"]) or len(reports) > 20)
     assert all(report["degraded"] == ["retriever"] for report in reports)
+    assert retriever.n_deep <= 6  # after several timeouts, there are no more searches with a filter
     report = ask(address).json()["knowgate"]
     assert (report["degraded"], len(report["passages"])) == ([], 1)
+    assert app.state.service.gate_service.retriever_breakers.state == "closed"
+
+
+def test_failures_of_searches_with_a_filter_count_as_failures_of_the_retriever(serve):
+    address, app = serve(gate="always", change=use_parts(retriever=FlakyRetriever()))
+    for _ in range(5):
+        ask(address, knowgate={"filter": {"id": "*z"}})
+    assert app.state.service.gate_service.retriever_breakers.state == "open"
 
 
 def test_a_search_that_waits_for_others_does_not_count_as_a_failure(serve):

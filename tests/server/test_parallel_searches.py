@@ -31,8 +31,8 @@ class SlowSearchServer(HttpRetriever):
         return [[Passage("d1", "The capital is Babakostad.")] for _ in queries]
 
 
-@pytest.fixture
-def ask(serve, tmp_path):
+@pytest.fixture(params=[{}, {"knowgate": {"filter": {"id": "d*"}}}], ids=["all documents", "filtered"])
+def ask(serve, tmp_path, request):
     """Asks with the key of alice or bob. Returns the report of the decision."""
     keys = {name: add_key(tmp_path / "k.json", name) for name in ("alice", "bob")}
     search_server = SlowSearchServer()
@@ -40,7 +40,11 @@ def ask(serve, tmp_path):
     address, _ = serve(gate="always", options=options, change=use_retriever(search_server))
 
     def send(name, timeout=60):
-        body = {"model": "knowgate", "messages": [{"role": "user", "content": f"{UNKNOWN} {name.title()}"}]}
+        body = {
+            "model": "knowgate",
+            "messages": [{"role": "user", "content": f"{UNKNOWN} {name.title()}"}],
+            **request.param,
+        }
         headers = {"Authorization": f"Bearer {keys[name]}"}
         return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=timeout).json()[
             "knowgate"

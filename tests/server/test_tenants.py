@@ -24,7 +24,7 @@ from knowgate.server.database import DECISION_TABLES, _to_sqlite
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry import decision_log
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
-from knowgate.server.telemetry.deletions import SELECT_DECISIONS, find_ids
+from knowgate.server.telemetry.deletions import INSERT_DELETION, SELECT_DECISIONS, find_ids
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.snapshot_exchange import SnapshotExchange
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -312,6 +312,20 @@ def test_the_time_of_a_deletion_does_not_tell_whether_another_key_asked_the_ques
         return len(searches)
 
     assert count_searches(FIRST) == count_searches("Never asked?") > 1
+    log.close()
+
+
+def test_old_records_of_deletions_are_removed_some_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.telemetry.deletions.DELETION_BATCH", 10)
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    for number in range(25):
+        asyncio.run(log.execute((INSERT_DELETION, [float(number), f"kg-{number}", "", "alice"])))
+
+    def count_after_deletion():
+        asyncio.run(log.delete(id="kg-x", owner="bob"))
+        return log.run_blocking(lambda store: store.fetch_rows("SELECT COUNT(*) FROM deletions"))[0][0]
+
+    assert [count_after_deletion() for _ in range(4)] == [16, 7, 3, 4]
     log.close()
 
 

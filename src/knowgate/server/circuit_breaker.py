@@ -148,12 +148,38 @@ class SearchQueueTimeout(TimeoutError):
 HARMLESS_ERRORS = (SearchQueueTimeout, SearchBudgetError, RejectionError, BadInput)
 
 
-def record_search_error(breaker: CircuitBreaker, error: Exception, *, is_filtered: bool) -> None:
-    """Report a failed search to the circuit breaker of its API key. A slow filter is no fault of the retriever."""
-    if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
+def record_search_error(breaker: CircuitBreaker, error: Exception) -> None:
+    """Report a failed search to the circuit breaker of its API key."""
+    if isinstance(error, HARMLESS_ERRORS):
         breaker.record_cancellation()
     else:
         breaker.record_failure()
+
+
+class RetrieverBreakers(BreakersByKey):
+    """Circuit breakers of the retriever, one per API key, and others for the searches with a filter of each key.
+
+    A slow filter is no fault of the retriever, so timeouts of filtered searches stop only filtered searches of this key.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("retriever")
+        self._filter_breakers = BreakersByKey("filter")
+
+    def choose(self, owner: str, *, is_filtered: bool) -> CircuitBreaker:
+        """Return the breaker that allows the searches of an API key with or without a filter."""
+        return self._filter_breakers.get(owner) if is_filtered else self.get(owner)
+
+    def record_success(self, owner: str, *, is_filtered: bool) -> None:
+        """Report a successful search, which also shows that the retriever works."""
+        self.choose(owner, is_filtered=is_filtered).record_success()
+        self.get(owner).record_success()
+
+    def record_error(self, owner: str, error: Exception, *, is_filtered: bool) -> None:
+        """Report a failed search."""
+        record_search_error(self.choose(owner, is_filtered=is_filtered), error)
+        if is_filtered and not isinstance(error, (TimeoutError, *HARMLESS_ERRORS)):
+            self.get(owner).record_failure()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
-from knowgate.server.circuit_breaker import BreakersByKey, SearchQueueTimeout, record_search_error
+from knowgate.server.circuit_breaker import BreakersByKey, RetrieverBreakers, SearchQueueTimeout
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
 from knowgate.server.load_limits import (
@@ -82,14 +82,14 @@ class GateService:
         self.staleness = request_options.describe_staleness(rag)
         self.limited_log = LimitedLog(log)
         self.gate_breakers, self.history_breakers = BreakersByKey("gate"), BreakersByKey("history")
-        self.retriever_breakers = BreakersByKey("retriever")
+        self.retriever_breakers = RetrieverBreakers()
         self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = FairExecutor(1)
         self._text_thread = FairExecutor(1)  # for rules and long questions, which do not wait for a slow gate
         places = PARALLEL_SEARCHES if _can_search_in_parallel(rag) else 1
-        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 1 + 2 * places, "knowgate-search")
-        self._search_lock, self._filter_lock = FairLock(places), FairLock()
+        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 3 * places, "knowgate-search")
+        self._search_lock, self._filter_lock = FairLock(places), FairLock(places)
         # Searches of the cache do not wait for those of a search engine, unless a component in this process takes part.
         self._cache_lock = FairLock(places) if places > 1 else self._search_lock
         self.rerank_queue = RerankQueue()
@@ -344,7 +344,8 @@ class GateService:
             with suppress(Exception), trace.measure("retrieve"):  # also if a reranker failed: then search again
                 return await self.run_in_search_thread(search_cache, self._cache_lock)
         lock = self._filter_lock if is_filtered else self._search_lock  # filtered searches wait only for each other
-        breaker = self.retriever_breakers.get(CLIENT.get())
+        owner, breakers = CLIENT.get(), self.retriever_breakers
+        breaker = breakers.choose(owner, is_filtered=is_filtered)
         if not breaker.try_acquire():
             self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
             return None
@@ -355,10 +356,10 @@ class GateService:
             breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
-            record_search_error(breaker, error, is_filtered=is_filtered)
+            breakers.record_error(owner, error, is_filtered=is_filtered)
             self.bypass_retriever(trace, get_reason(error, self.timeout))
             return None
-        breaker.record_success()
+        breakers.record_success(owner, is_filtered=is_filtered)
         return result
 
     def bypass_retriever(self, trace: RequestTrace, reason: str) -> None:

@@ -222,7 +222,7 @@ class GuardedStageRunner(StageRunner):
             breaker.trip()
             raise
         except Exception as error:
-            record_search_error(breaker, error, is_filtered=False)
+            record_search_error(breaker, error)
             raise
         breaker.record_success()
         return neighbors

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -116,6 +117,9 @@ def is_knowgate_model(model: str | None) -> bool:
     return model is None or model == MODEL_PREFIX or model.startswith(f"{MODEL_PREFIX}/")
 
 
+_matching_lock = threading.Lock()  # several threads that compare at once would slow down the event loop
+
+
 class FilterMatcher:
     """Comparison of passages with a filter, limited to FILTER_SECONDS. Results are cached per document."""
 
@@ -137,10 +141,11 @@ class FilterMatcher:
         """
         key = (passage.id[:MAX_LABEL_CHARS], passage.title[:MAX_LABEL_CHARS])  # what clients see of them
         if key not in self._is_match:
-            start = time.thread_time()
-            id_pattern, title_pattern = self._patterns
-            self._is_match[key] = bool(id_pattern.match(key[0]) and title_pattern.match(key[1]))
-            self._seconds += time.thread_time() - start
+            with _matching_lock:
+                start = time.thread_time()
+                id_pattern, title_pattern = self._patterns
+                self._is_match[key] = bool(id_pattern.match(key[0]) and title_pattern.match(key[1]))
+                self._seconds += time.thread_time() - start
             if self._seconds > FILTER_SECONDS:
                 message = "the patterns of the filter take too long. Use fewer or shorter patterns."
                 raise ApiError(400, message, "slow_filter")

@@ -17,6 +17,10 @@ SELECT_DECISIONS = (
     "SELECT id, owner FROM decisions WHERE id = ? UNION SELECT id, owner FROM decisions WHERE question_key = ? "
     "UNION SELECT id, owner FROM decisions WHERE id IN (SELECT decision FROM source_questions WHERE question_key = ?)"
 )
+DELETE_OLD_DELETIONS = (  # some at a time, because other writers wait for it
+    "DELETE FROM deletions WHERE at < ? "
+    "AND at <= (SELECT MAX(at) FROM (SELECT at FROM deletions ORDER BY at LIMIT ?) AS oldest)"
+)
 INSERT_DELETION = "INSERT INTO deletions (at, decision, question_key, owner) VALUES (?, ?, ?, ?)"
 # Earlier versions did not store from which messages a follow-up was made. Their decisions get this key instead.
 UNKNOWN_SOURCE = "unknown"
@@ -161,7 +165,7 @@ def record_deletion(store: Store, id: str, question: str, owner: str | None) -> 
     key = question_key(question) if question else ""
     with store.transaction(WRITE_LOCK) as transaction:
         now = time.time()  # after the wait for the lock
-        transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
+        transaction.execute(DELETE_OLD_DELETIONS, (now - DELETION_SECONDS, DELETION_BATCH))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
     return find_ids(store, id, question, owner)
 
