@@ -49,7 +49,7 @@ DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 # Limits that the tests enforce.
 MOST_MODULES = 374
-MOST_CODE_LINES = 48_400
+MOST_CODE_LINES = 48_440
 MOST_EXPORTS = 200
 LONGEST_FUNCTION = 60
 MOST_LONG_FUNCTIONS = 5  # functions of more than 40 lines

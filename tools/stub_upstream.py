@@ -71,7 +71,8 @@ class Stub:
         rejected = [name for name in self.refuses if name in body]
         if self.status != 200 or rejected:
             status = self.refusal_status if rejected else self.status
-            return web.json_response({"error": {"message": "the stub's own words", "code": "stub"}}, status=status)
+            message = " ".join(["the stub's own words", *rejected])
+            return web.json_response({"error": {"message": message, "code": "stub"}}, status=status)
         try:
             return await (self._stream(request, body) if body.get("stream") else self._plain(body))
         except (asyncio.CancelledError, ConnectionError):

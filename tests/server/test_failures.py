@@ -160,6 +160,13 @@ def test_a_rejected_separate_draft_is_no_failure_of_the_gate(serve, stub):
     assert ask(address).json()["knowgate"]["degraded"] == []
 
 
+def test_a_rejected_separate_draft_is_requested_again_only_if_its_limit_is_the_reason(serve, stub):
+    address, _ = serve(gate="logprob:first")
+    stub.status = 400
+    report = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
+    assert (report["degraded"], len(stub.bodies)) == (["gate"], 1)
+
+
 class StaleGate(AlwaysGate):
     """Was made for another LLM."""
 

@@ -1,6 +1,7 @@
 """Statistics of the server, combined over its processes."""
 
 import asyncio
+import errno
 import struct
 import time
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from knowgate.data.history.entries import question_key
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry import metrics as metrics_module
 from knowgate.server.telemetry import snapshot as snapshots
 from knowgate.server.telemetry import snapshot_exchange
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -18,8 +20,8 @@ from knowgate.server.telemetry.deletions import Deletion, DeletionIndex
 from knowgate.server.telemetry.metrics import ServerMetrics, merge_worker
 from knowgate.server.telemetry.snapshot import MetricsSnapshot
 from knowgate.server.telemetry.snapshot_exchange import SnapshotExchange
-from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.types import Decision, DecisionNote, Passage
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
+from knowgate.types import Completion, Decision, DecisionNote, Passage
 
 
 def count(snapshot, *, retrieve, arm="", milliseconds=100.0):
@@ -87,6 +89,15 @@ def test_a_search_beside_the_draft_is_not_paid_for_twice():
     totals.add_request(retrieved, 5.0, seconds=2.0)
     # Always retrieving takes 2 s for each request: 1 s for the search and 1 s for the answer.
     assert totals.to_json(ServeOptions())["saved"]["seconds"] == pytest.approx(1.0)
+
+
+def test_the_reasoning_of_a_discarded_draft_is_extra_cost():
+    totals = snapshots.DecisionTotals()
+    retrieved = RequestTrace(way="draft", decision=Decision(True, 0.9, 0.5, "logprob", ""))
+    retrieved.passages = (Passage("1", "Mira runs it."),)
+    retrieved.draft, retrieved.draft_usage = Completion("Nowhere.", None, True, 2), TokenUsage(30, 3002)
+    totals.add_request(retrieved, 5.0, seconds=2.0)
+    assert (totals.draft_tokens, totals.draft_prompt_tokens) == (3002, 30)
 
 
 def test_the_time_of_the_gate_and_the_draft_reduces_the_saved_seconds():
@@ -227,6 +238,15 @@ def test_counters_of_ended_workers_are_merged_into_one_file(tmp_path, monkeypatc
     assert names == ["counter_3.db", "counter_ended.db", "histogram_3.db", "histogram_ended.db"]
     assert b'knowgate_audits_total{arm="a",result="loss"} 6.0' in before
     assert b'knowgate_seconds_bucket{le="1.0"} 6.0' in before
+
+    def fail(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics_module, "_count_used_bytes", fail)
+        merge_worker(3)
+    assert "The metrics of the ended worker 3 stay" in caplog.text
+    assert sorted(ServerMetrics([]).format(None).splitlines()) == before
     broken = struct.pack("ii", 4000, 0) + struct.pack("i", 9999) * 1000  # the worker was killed while it wrote
     (tmp_path / "counter_4.db").write_bytes(broken)
     merge_worker(4)

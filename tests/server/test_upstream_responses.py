@@ -148,6 +148,16 @@ def test_gates_read_the_answer_and_not_the_reasoning_before_it(serve_hostile, ho
     assert "the first word of its draft was 5 % certain" in headers["x-knowgate-reason"]
 
 
+def test_long_thoughts_hardly_count_for_the_limits_of_a_draft(serve_hostile, hostile, monkeypatch):
+    monkeypatch.setattr(draft, "MAX_DRAFT_VALUES", 100)
+    deltas = [{"reasoning": "Hm. "}] * 200 + [{"content": "Nowhere."}]
+    choices = [{"index": 0, "delta": delta, "logprobs": {"content": [item("x", -3.0)]}} for delta in deltas]
+    events = [json.dumps({"choices": [choice]}).encode() for choice in choices] + [chunk("", "stop"), b"[DONE]"]
+    hostile.reply = STREAM_HEAD + b"".join(b"data: " + event + b"\n\n" for event in events)
+    reply = ask(serve_hostile("logprob:first"), stream=True)
+    assert (reply.status_code, reply.text.count("Hm. "), "broke_off" in reply.text) == (200, 200, False)
+
+
 def test_log_probabilities_of_the_reasoning_alone_are_not_read(serve_hostile, hostile):
     message = {"role": "assistant", "content": "Here.", "reasoning_content": "Nowhere."}
     choice = {"index": 0, "message": message, "logprobs": {"content": [item("Nowhere", -0.1), item(".", -0.1)]}}

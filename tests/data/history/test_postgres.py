@@ -143,6 +143,8 @@ def test_entries_in_a_table_that_another_session_holds_are_erased_after_it(serve
         session.execute(f"SELECT * FROM {schema_of(address)}.entries").fetchall()  # as `pg_dump` does
         assert log.forget(contains="SECRET") == 1
         assert log.has_remains
+        _forget_open(address)
+        assert log_at(address).has_remains  # as in another process, which also tries to erase them
         assert b"Bertholdine" in _bytes_of(server)
     until(lambda: not log.has_remains)
     assert b"Bertholdine" not in _bytes_of(server)

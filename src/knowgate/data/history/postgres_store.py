@@ -34,6 +34,8 @@ from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Neighbor, Vector
 
 log = logging.getLogger(__name__)
+REMAINS_KEY = "has_remains"  # in the table `meta`, if the table may still hold deleted questions
+RETRY_LOCK_SECONDS = 1  # for which a further attempt to vacuum the table may hold up others
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 10.0, 300.0  # before further attempts to vacuum the table
 MAX_INLINE_WIDTH = 1_500  # a row with its vector must fit a page of 8 kB
 # Never change a released migration, because databases have already run it. Add another one.
@@ -166,12 +168,29 @@ class PostgresHistory(store.HistoryStore):
 
     def _erase(self, ids: Sequence[int]) -> None:
         with self._erasing_lock:
-            self.has_remains = not self._try_to_erase()
-            if self.has_remains:
+            is_erased = self._database.vacuum(["entries"], log.warning)
+            self._set_remains(not is_erased)
+            if not is_erased:
                 self._start_eraser()
 
     def _try_to_erase(self) -> bool:
-        return self._database.vacuum(["entries"], log.warning)
+        return self._database.vacuum(["entries"], log.warning, RETRY_LOCK_SECONDS)
+
+    @property
+    def has_remains(self) -> bool:
+        """Whether the table may still hold questions that any process deleted. If so, this process tries to erase them, too."""
+        has_remains = self._read_meta(REMAINS_KEY) is not None
+        if has_remains:
+            self._start_eraser()
+        return has_remains
+
+    def _set_remains(self, has_remains: bool) -> None:
+        def write(transaction: WriteTransaction) -> None:
+            transaction.execute("DELETE FROM meta WHERE key = ?", [REMAINS_KEY])
+            if has_remains:
+                transaction.execute("INSERT INTO meta VALUES (?, 'yes')", [REMAINS_KEY])
+
+        self._database.write(write)
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -254,8 +254,8 @@ class SqliteHistory(HistoryStore):
     def _erase(self, ids: Sequence[int]) -> None:
         """Erase deleted rows from the files of the log, and their vectors from the stored index."""
         with self._erasing_lock:
-            self.has_remains = not erase_deleted_rows(self._database.connection(), self.path, ERASE_SECONDS)
-            if self.has_remains and self._start_eraser():
+            self._set_remains(not erase_deleted_rows(self._database.connection(), self.path, ERASE_SECONDS))
+            if self._has_remains and self._start_eraser():
                 log.warning("Deleted questions stay in %s-wal as long as another process reads the log.", self.path)
         if self._index_folder.is_dir():
             with file_lock(self._index_folder / LOCK_FILE):

@@ -59,8 +59,6 @@ class HistoryStore:
         vector_column: SQL expression that reads a vector.
         listed_id_condition: SQL condition for rows whose id is in a JSON list.
         text_condition: SQL condition for questions that contain a text, in upper or lower case.
-        has_remains: Whether files of the log may still hold deleted questions, because another process reads them. They
-            are erased soon after it ends.
 
     Args:
         database: Database of the log.
@@ -71,12 +69,12 @@ class HistoryStore:
     vector_column: ClassVar[str]
     listed_id_condition: ClassVar[str]
     text_condition: ClassVar[str]
-    has_remains: bool = False
 
     def __init__(self, database: SqlDatabase, embedder: str | Embedder | None):
         self._database = database
         self._erasing_lock = threading.Lock()
         self._eraser: threading.Thread | None = None
+        self._has_remains = False
         self._given_embedder = embedder
         self._is_embedder_checked = False
 
@@ -300,6 +298,18 @@ class HistoryStore:
         """Insert entries, or replace those that exist."""
         raise NotImplementedError
 
+    @property
+    def has_remains(self) -> bool:
+        """Whether files of the log may still hold deleted questions, because another process uses them.
+
+        They are erased soon after it ends.
+        """
+        return self._has_remains
+
+    def _set_remains(self, has_remains: bool) -> None:
+        """Store whether files of the log may still hold deleted questions."""
+        self._has_remains = has_remains
+
     def _start_eraser(self) -> bool:
         """Start a thread that tries again to erase deleted rows. Return False if it already runs."""
         if self._eraser is not None:
@@ -316,7 +326,8 @@ class HistoryStore:
             pause = min(2 * pause, max_pause)
             with self._erasing_lock, contextlib.suppress(KnowgateError):
                 if self._try_to_erase():
-                    self.has_remains, self._eraser = False, None
+                    self._set_remains(False)
+                    self._eraser = None
 
     def _try_to_erase(self) -> bool:
         """Erase leftover data of deleted rows. Return whether that succeeded."""

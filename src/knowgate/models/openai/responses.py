@@ -30,6 +30,7 @@ NEGLIGIBLE_MASS = 1e-9  # probability of all unlisted tokens that is treated as 
 NOT_OPENAI_HINT = "The server is not an OpenAI-compatible API. Check the URL, which usually ends in /v1."
 REASONING_FIELDS = ("reasoning_content", "reasoning")  # names of the thoughts before an answer, on different servers
 SPECIAL_TOKEN_AT_END = re.compile(rb"<[^<>\s]{1,40}>\Z")
+ASCII_SPACES = " \t\r\n\v\f"
 MAX_SPECIAL_TOKENS = 4  # after an answer
 TopTokens = tuple[tuple[str, float], ...]  # texts and log-probabilities, most probable first
 
@@ -192,7 +193,7 @@ def drop_reasoning_logprobs(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     items, answer = logprobs.get("content"), message.get("content")
     answer_items: list[Any] | None = None
     if isinstance(items, list) and isinstance(answer, str):
-        answer_items = _find_answer_items(items, answer.strip())
+        answer_items = _find_answer_items(items, answer.strip(ASCII_SPACES))
     kept_message = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
     return {**choice, "message": kept_message, "logprobs": answer_items and {**logprobs, "content": answer_items}}
 
@@ -218,7 +219,7 @@ def _get_bytes(item: dict[str, Any]) -> bytes:
 
 
 def _has_reasoning(message: dict[str, Any]) -> bool:
-    """Return whether a message, or a part of one in a stream, has reasoning, which comes before the answer."""
+    """Return whether a message, or a piece of one, has reasoning, which comes before the answer."""
     return any(message.get(name) for name in REASONING_FIELDS)
 
 
@@ -356,9 +357,7 @@ class StreamedResponse:
             return ""
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         text = _get_chunk_text(choice)
-        delta = choice.get("delta")
-        is_reasoning = not text and isinstance(delta, dict) and _has_reasoning(delta)
-        if not is_reasoning:  # the probability of a thought does not tell whether the LLM knows the answer
+        if not is_thought(chunk):  # its probability does not tell whether the LLM knows the answer
             self._add_logprobs(choice.get("logprobs"))
         self.texts.append(text)
         return text
@@ -380,6 +379,13 @@ class StreamedResponse:
             raise ServerError("the server closed the connection in the middle of its answer. Ask again.")
         choice = {"text": "".join(self.texts), "finish_reason": self.finish_reason, "logprobs": self.logprobs or None}
         return {"choices": [choice], "usage": self.usage}
+
+
+def is_thought(chunk: Any) -> bool:
+    """Return whether a chunk of a stream has reasoning, and no text of the answer."""
+    choice = _find_first_choice(chunk) if isinstance(chunk, dict) else None
+    delta = None if choice is None else choice.get("delta")
+    return isinstance(delta, dict) and not delta.get("content") and _has_reasoning(delta)
 
 
 def _find_first_choice(chunk: dict[str, Any]) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
+from aiohttp import ClientError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -39,15 +40,17 @@ from knowgate.server.chat.request_options import (
 from knowgate.server.json_api import ApiError, dump_json, parse_request
 from knowgate.server.load_limits import get_reason, limit_time
 from knowgate.server.schemas import TOO_LONG, DecideRequest, DecideResponse, RerankRequest, RerankResponse
+from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace, RewriteMeter, describe_decision
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
 from knowgate.server.upstream.forwarded_request import BackgroundSearch, ForwardedRequest
 from knowgate.server.upstream.forwarding import UpstreamForwarder
-from knowgate.server.upstream.response_body import MAX_INLINE_MESSAGES, read_chat, run_for_size
+from knowgate.server.upstream.response_body import MAX_INLINE_MESSAGES, read_chat, read_content, run_for_size
 from knowgate.types import Completion, Decision, Model, Passage, Question, Reranker
 
 # After as many documents, waiting searches run. A reranker in this process may need seconds for long ones on a CPU.
 BATCH_DOCUMENTS, LOCAL_BATCH_CHARS = 32, 4_000
+MAX_ERROR_BYTES = 1 << 16  # of a refused draft
 MAX_DOCUMENT_CHARS = 50_000  # rerankers read less of a document, so the rest is not passed on
 
 
@@ -189,9 +192,10 @@ async def _decide_question(
         return await _decide_in_process(gate_service, rag.without_rules, question, trace)
     if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
         trace.way = SEPARATE_DRAFT
-        draft = await _request_draft(forwarder, rag, question, headers, trace)
-        if draft is None:  # which is no failure of the gate
+        upstream_draft = await _request_draft(forwarder, rag, question, headers, trace)
+        if upstream_draft is None:  # which is no failure of the gate
             return gate_service.bypass_failed_gate(rag, trace, "the upstream refused the draft")
+        draft = upstream_draft.completion
     return await gate_service.decide(rag, question, draft, trace)
 
 
@@ -210,7 +214,7 @@ async def _decide_in_process(
 
 async def _request_draft(
     forwarder: UpstreamForwarder, rag: AdaptiveRAG, question: Question, headers: Headers, trace: RequestTrace
-) -> Completion | None:
+) -> UpstreamDraft | None:
     """Ask the upstream for a draft (answer without passages). None if it refuses. The trace gets the token counts."""
     model = trace.model_name or forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
     messages = [{"role": "user", "content": question.text}]
@@ -220,9 +224,12 @@ async def _request_draft(
         if isinstance(answer, UpstreamDraft):
             trace.draft_usage = await measure_draft(answer, body, len(question.text))
             trace.extra_usage = trace.draft_usage
-            return answer.completion
-        answer.close()
-        if answer.status != 400:
+            return answer
+        try:
+            content = await read_content(answer, MAX_ERROR_BYTES)
+        except (InvalidResponse, ClientError, OSError):  # too large or cut off
+            break
+        if answer.status != 400 or b"max_tokens" not in content:
             break
     return None
 

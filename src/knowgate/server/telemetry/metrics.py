@@ -104,7 +104,9 @@ class ServerMetrics:
         )
         self.passages = self._counter("passages", "Passages inserted into requests.", [])
         self.audits = self._counter(
-            "audits", "Audits by result: `loss` if both answers were compared, changed or not.", ["arm", "result"]
+            "audits",
+            "Audits by result: `loss` if both answers were compared, whether or not they differ.",
+            ["arm", "result"],
         )
         self.duration = self._histogram(
             "request_duration_seconds", "Seconds until the response starts, by route.", ["route"]
@@ -213,26 +215,37 @@ def merge_worker(worker_pid: int | None) -> None:
     if not _has_several_workers():
         return
     folder = Path(os.environ[FOLDER_VARIABLE])
-    with file_lock(folder / LOCK_FILE):
-        for kind in ("counter", "histogram"):
-            file = folder / f"{kind}_{worker_pid}.db"
-            try:
+    try:
+        with file_lock(folder / LOCK_FILE):
+            for kind in ("counter", "histogram"):
+                file = folder / f"{kind}_{worker_pid}.db"
                 if _has_content(file):
                     _add_values(file, folder / f"{kind}_ended.db")
                     file.unlink()
-            except (OSError, RuntimeError, ValueError, struct.error) as error:  # such as a full disk, or half a row
-                log.warning("The metrics of the ended worker %s stay in '%s': %s", worker_pid, file, error)
+    except (OSError, RuntimeError, ValueError, struct.error) as error:  # such as a full disk, or half a row
+        log.warning("The metrics of the ended worker %s stay in files of their own: %s", worker_pid, error)
 
 
 def _add_values(file: Path, sums_file: Path) -> None:
     """Add the values in a file of `prometheus_client` to those in another one."""
     rows = list(MmapedDict.read_all_values_from_file(str(file)))  # type: ignore[no-untyped-call]
+    # Space is reserved by writing zeros, which fails if the disk is full. A memory map would end the process then.
+    with sums_file.open("ab") as sums_data:
+        needed = _count_used_bytes(sums_file) + _count_used_bytes(file)
+        sums_data.write(bytes(max(0, needed - sums_file.stat().st_size)))
     sums = MmapedDict(str(sums_file))  # type: ignore[no-untyped-call]
     try:
         for key, value, timestamp, _ in rows:
             sums.write_value(key, sums.read_value(key)[0] + value, timestamp)  # type: ignore[no-untyped-call]
     finally:
         sums.close()  # type: ignore[no-untyped-call]
+
+
+def _count_used_bytes(file: Path) -> int:
+    """Return how much of a file of `prometheus_client` is used. Its first number says so; 8 bytes are always used."""
+    with file.open("rb") as data:
+        head = data.read(4)
+    return max(8, struct.unpack("i", head)[0]) if len(head) == 4 else 8
 
 
 def _has_several_workers() -> bool:

@@ -109,7 +109,8 @@ class DecisionTotals:
         if trace.draft is None:  # there was no draft, or only the arbiter read it
             self.draft_tokens += trace.draft_usage.completion
         else:
-            self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
+            draft_tokens = trace.draft.n_tokens or estimate_tokens(trace.draft.text)
+            self.draft_tokens += max(draft_tokens, trace.draft_usage.completion)  # the latter includes reasoning
 
     def merge(self, other: DecisionTotals) -> None:
         """Add the totals of another process to these totals."""

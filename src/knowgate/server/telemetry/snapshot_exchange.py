@@ -132,8 +132,7 @@ class SnapshotExchange:
             rows = transaction.execute("SELECT record FROM figures WHERE worker = ?", (ended_id,)).fetchall()
             ended = MetricsSnapshot.model_validate_json(self._serialize()).combine([str(row[0]) for row in rows])
             ended.drop_times()
-            # At time 0, so that it does not count for other servers.
-            transaction.execute(UPSERT_SNAPSHOT, (ended_id, self._server_id, 0.0, ended.model_dump_json()))
+            transaction.execute(UPSERT_SNAPSHOT, (ended_id, self._server_id, time.time(), ended.model_dump_json()))
             transaction.execute("DELETE FROM figures WHERE worker = ?", (self._worker_id,))
 
 

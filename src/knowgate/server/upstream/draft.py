@@ -28,7 +28,7 @@ from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
 from knowgate.models.backend import UNNAMED_FINGERPRINT, Backend
 from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.responses import StreamedResponse, parse_completions
+from knowgate.models.openai.responses import StreamedResponse, is_thought, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, estimate_memory, replace_non_finite
@@ -215,7 +215,7 @@ async def _read_beginning(draft: UpstreamDraft, is_enough: Callable[[StreamedRes
         draft.lines.append(line)
         byte_count += len(line)
         chunk, line_values = await response_body.run_for_size(len(line), functools.partial(_parse_line, line))
-        value_count += line_values
+        value_count += 0 if is_thought(chunk) else line_values  # of thoughts, only the line is kept
         if value_count > MAX_DRAFT_VALUES:
             raise InvalidResponse(f"the answer has more than {MAX_DRAFT_VALUES:,} JSON values")
         line_memory = byte_count + BYTES_PER_LINE * len(draft.lines)
