@@ -27,7 +27,7 @@ from knowgate.types import Question
 
 LANGUAGES = ("en", "zh")
 MAX_TEMPLATE_BYTES = 1 << 20
-HAN_PATTERN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+HAN_PATTERN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
 LATIN_WORD_PATTERN = re.compile(r"[A-Za-z]+")
 UNESCAPED_PLACEHOLDERS = frozenset({"draft"})  # the LLM's own answer so far, whose lines must stay as they are
 CHAT_MARKER_PATTERN = re.compile(r"<(?=[|｜][\w▁ -]{1,40}[|｜]>|/?s>|(?:start|end)_of_turn>|</?SYS>>)|\[(?=/?INST\])")
@@ -46,7 +46,8 @@ LINE_END_PATTERN = re.compile(r"(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])")
 
 def detect_language(text: str) -> str:
     """Return 'zh' if Chinese characters outnumber Latin words, else 'en'."""
-    return "zh" if len(HAN_PATTERN.findall(text)) > len(LATIN_WORD_PATTERN.findall(text)) else "en"
+    n_han = sum(map(len, HAN_PATTERN.findall(text)))
+    return "zh" if n_han > len(LATIN_WORD_PATTERN.findall(text)) else "en"
 
 
 def detect_question_language(question: Question) -> str:
