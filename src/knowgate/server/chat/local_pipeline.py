@@ -279,7 +279,7 @@ class GuardedStageRunner(StageRunner):
             state.decision = replace(decision, retrieve=self.gate_service.rag.retriever is not None)
 
     def apply_rules(self, rules: RuleSet, states: Sequence[QuestionState]) -> None:
-        """Let rules override the gate. Rules that may be slow, such as topics, run in the thread for texts."""
+        """Let rules override the gate. If a rule may be slow, such as a topic, the rules run outside the thread of the LLM."""
         if rules.is_fast:
             super().apply_rules(rules, states)
             return

@@ -158,9 +158,9 @@ def _contains_question(text: str, question: str) -> bool:
 
 
 def record_deletion(store: Store, id: str, question: str, owner: str | None) -> list[str]:
-    """Return the ids of the decisions to delete, which have this id or question. Owner None means all API keys.
+    """Record a deletion, and return the ids of the decisions with this id or question. Owner None means all API keys.
 
-    The deletion is recorded for DELETION_SECONDS, because processes may still have to write such decisions.
+    The record stays for DELETION_SECONDS, because processes may still have to write such decisions.
     """
     key = question_key(question) if question else ""
     with store.transaction(WRITE_LOCK) as transaction:

@@ -42,7 +42,7 @@ PROBLEM_FILE_VARIABLE = "KNOWGATE_PROBLEM_FILE"
 
 @dataclass
 class DecisionTotals:
-    """Sums over requests with a decision, for all gates or one arm (gate).
+    """Sums over the requests with a decision, either all of them or those of one gate of an A/B test.
 
     Attributes:
         decided: Number of decisions.

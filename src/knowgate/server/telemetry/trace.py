@@ -277,7 +277,7 @@ class RequestTrace:
         }
 
     def _choice_json(self) -> dict[str, Any]:
-        """Return the fields of `to_json` about the arbiter (it picks one of two answers).
+        """Return the JSON fields about the arbiter, which picks one of two answers.
 
         Returns:
             The field `choice`, which says which answer it picked and why. If it could not compare them, the field
